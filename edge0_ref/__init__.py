@@ -1,0 +1,40 @@
+"""edge0's reference: Mixture-of-Experts streamed from the SSD, in NumPy and Numba, to be read from top to bottom.
+
+READING_ORDER is also the import order: no module imports one that comes after it.
+"""
+
+READING_ORDER = (
+    # words: what things are called
+    "errors",
+    "contract",
+    "config",
+    "families",
+    # numbers and files: bytes on a disk, bytes in a slot
+    "bits",
+    "safetensors_header",
+    "readers",
+    "checkpoint",
+    "expert_store",
+    "inventory",
+    "adapters",
+    "tokens",
+    "residency",
+    "prefetch",
+    # maths: from int4 to logits
+    "kernels",
+    "functions",
+    "dequant",
+    "lora",
+    "router",
+    "prerouter",
+    "experts",
+    "executors",
+    "weights",
+    "mixers",
+    "moe",
+    "decoder",
+    "backend",
+    # drive: what turns logits into text
+    "engine",
+    "app",
+)

@@ -1,0 +1,224 @@
+"""Adapter files: prerouter heads and recovery LoRA, with the metadata that says how they were trained.
+
+A folder holds any number of `.safetensors` files; a tensor's name says what it is:
+
+    layers.<owner>.{fc1,fc2,linear_init}.weight            a head (also `layers.<owner>.mlp.prerouter.*`)
+    <module path>.lora_A [rank, cols], .lora_B [rows, rank]
+
+Metadata is one JSON string under the key `__metadata__` of the file's own metadata, as published adapters have it.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+
+from edge0_ref.bits import widen
+from edge0_ref.config import ModelConfig
+from edge0_ref.contract import Array, Lora, PrerouterHead
+from edge0_ref.errors import AdapterError, CheckpointError
+from edge0_ref.readers import open_for_reading, read_exactly
+from edge0_ref.safetensors_header import TensorInfo, read_header
+
+HEAD_KEY = re.compile(r"layers\.(\d+)\.(?:mlp\.prerouter\.)?(fc1|fc2|linear_init)\.weight")
+LORA_KEY = re.compile(r"(.+)\.(lora_A|lora_B)")
+HEAD_PARTS = ("fc1", "fc2", "linear_init")
+SETTINGS = ("K", "r", "alpha", "owners")
+
+
+@dataclass(frozen=True)
+class Adapters:
+    """[PRE-010] What an adapter folder holds, checked against the model it is for.
+
+    heads: owner layer -> head, consumed by layer owner + 1; loras: module path -> update; top_k: experts a token the
+    heads were trained for, or None when the metadata does not say; notes: what a user should be told.
+    """
+
+    heads: Mapping[int, PrerouterHead] = field(default_factory=dict)
+    loras: Mapping[str, Lora] = field(default_factory=dict)
+    top_k: int | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of all arrays, float32."""
+        heads = sum(h.fc1.nbytes + h.fc2.nbytes + h.linear.nbytes for h in self.heads.values())
+        return heads + sum(lora.down.nbytes + lora.up.nbytes for lora in self.loras.values())
+
+
+def open_adapters(folder: Path | str, config: ModelConfig) -> Adapters:
+    """Read and check a folder of adapters. Raises AdapterError naming file, key, what it is and what was wanted."""
+    folder = Path(folder)
+    files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
+    if not files:
+        raise AdapterError(f"{folder}: no adapter files (*.safetensors)")
+    head_parts: dict[int, dict[str, Array]] = {}
+    lora_parts: dict[str, dict[str, Array]] = {}
+    metadata: dict[str, Any] = {}
+    for path in files:
+        try:
+            tensors, raw = read_header(path)
+        except CheckpointError as error:
+            raise AdapterError(str(error)) from None
+        told = _decode_metadata(path, raw)
+        for key in SETTINGS:
+            if metadata.get(key, told.get(key)) != told.get(key, metadata.get(key)):
+                raise AdapterError(f"{path}: {key} is {told[key]}, another file of the folder says {metadata[key]}")
+        metadata |= told
+        for name, info in tensors.items():
+            if head := HEAD_KEY.fullmatch(name):
+                _put(head_parts.setdefault(int(head[1]), {}), head[2], info)
+            elif lora := LORA_KEY.fullmatch(name):
+                _put(lora_parts.setdefault(_module(lora[1], config), {}), lora[2], info)
+            else:
+                raise AdapterError(f"{path}: {name} is neither a prerouter head nor a LoRA")
+    top_k, notes = _top_k(folder, metadata, config)
+    heads = {owner: _head(owner, parts, config) for owner, parts in sorted(head_parts.items())}
+    _check_owners(folder, metadata, heads)
+    loras = {module: _lora(module, parts, metadata, config) for module, parts in sorted(lora_parts.items())}
+    return Adapters(heads, loras, top_k, metadata, notes)
+
+
+def _decode_metadata(path: Path, raw: Mapping[str, str]) -> dict[str, Any]:
+    values: dict[str, Any] = {key: value for key, value in raw.items() if key != "__metadata__"}
+    if "__metadata__" in raw:
+        try:
+            nested = json.loads(raw["__metadata__"])
+        except json.JSONDecodeError as error:
+            raise AdapterError(f"{path}: the metadata is not JSON ({error})") from None
+        if not isinstance(nested, dict):
+            raise AdapterError(f"{path}: the metadata is not a JSON object")
+        values |= nested
+    return values
+
+
+def _put(parts: dict[str, Array], part: str, info: TensorInfo) -> None:
+    if info.dtype not in ("F32", "F16", "BF16"):
+        raise AdapterError(f"{info.path}: {info.name}: dtype {info.dtype}, wanted F16, BF16 or F32")
+    if len(info.shape) != 2:
+        raise AdapterError(f"{info.path}: {info.name}: shape {list(info.shape)}, wanted a matrix")
+    if part in parts:
+        raise AdapterError(f"{info.path}: {info.name} occurs twice in the folder")
+    data = np.empty(info.nbytes, np.uint8)
+    with open_for_reading(info.path) as file:
+        read_exactly(file, info.offset, memoryview(data))
+    values = widen(data.view(info.numpy_dtype).reshape(info.shape))
+    if not np.isfinite(values).all():
+        raise AdapterError(f"{info.path}: {info.name}: holds NaN or infinity")
+    parts[part] = values
+
+
+def _module(name: str, config: ModelConfig) -> str:
+    """The model's own path for a LoRA target; published files leave out or keep the outermost prefix."""
+    for module in (name, f"language_model.{name}", name.removeprefix("language_model.")):
+        if module in config.tensors.linears:
+            return module
+    experts = tuple(f"{path}." for paths in config.tensors.experts.values() for path in paths)
+    if any(f"{prefix}{name}".startswith(experts) for prefix in ("", "language_model.")):
+        raise AdapterError(f"LoRA on the routed experts {name}: they stay int4; LoRA belongs beside resident layers")
+    raise AdapterError(f"LoRA target {name}: this model has no such linear layer")
+
+
+def _number(metadata: Mapping[str, Any], *names: str) -> float | None:
+    for name in names:
+        value = metadata.get(name)
+        if value is not None:
+            try:
+                return float(value)
+            except (TypeError, ValueError):
+                raise AdapterError(f"adapter metadata: {name} is {value!r}, wanted a number") from None
+    return None
+
+
+def _top_k(folder: Path, metadata: Mapping[str, Any], config: ModelConfig) -> tuple[int | None, tuple[str, ...]]:
+    """[PRE-011] K comes from the metadata; where it differs from config.json, that is said aloud."""
+    value = _number(metadata, "K", "k", "top_k")
+    if value is None:
+        return None, ()
+    experts = min(moe.num_experts for moe in config.moe_layers.values())
+    if value != int(value) or not 1 <= value <= experts:
+        raise AdapterError(f"{folder}: K is {value:g}, wanted 1 to {experts}")
+    top_k = int(value)
+    note = f"adapters run this model with K = {top_k} experts a token; its config.json says {config.top_k}"
+    return top_k, () if top_k == config.top_k else (note,)
+
+
+def _head(owner: int, parts: Mapping[str, Array], config: ModelConfig) -> PrerouterHead:
+    """[PRE-012] A head's shapes are fixed by the model; its consumer, the next layer, must route."""
+    moe = config.moe_layers
+    missing = [part for part in HEAD_PARTS if part not in parts]
+    if missing:
+        raise AdapterError(f"head of layer {owner}: {', '.join(missing)} missing")
+    if owner not in moe or owner + 1 not in moe:
+        where = f"layer {owner + 1}" if owner in moe else f"its own layer {owner}"
+        raise AdapterError(
+            f"head of layer {owner}: {where} has no routed experts in this model of {len(config.layers)} layers"
+        )
+    features = config.hidden_size + 2 * moe[owner].num_experts
+    experts = moe[owner + 1].num_experts
+    width = parts["fc1"].shape[0]
+    wanted = {"fc1": (width, features), "fc2": (experts, width), "linear_init": (experts, features)}
+    for part, shape in wanted.items():
+        if parts[part].shape != shape:
+            raise AdapterError(
+                f"head of layer {owner}: {part} is {list(parts[part].shape)}, this model needs {list(shape)}"
+            )
+    return PrerouterHead(parts["fc1"], parts["fc2"], parts["linear_init"])
+
+
+def _check_owners(folder: Path, metadata: Mapping[str, Any], heads: Mapping[int, PrerouterHead]) -> None:
+    owners = metadata.get("owners")
+    if owners is None:
+        return
+    try:
+        promised = sorted(int(owner) for owner in (json.loads(owners) if isinstance(owners, str) else owners))
+    except (TypeError, ValueError):
+        raise AdapterError(f"{folder}: owners is {owners!r}, wanted a list of layers") from None
+    if promised != sorted(heads):
+        differ = sorted(set(promised) ^ set(heads))
+        raise AdapterError(f"{folder}: the metadata names the owners {promised}, the files hold others: {differ}")
+
+
+def _lora(module: str, parts: Mapping[str, Array], metadata: Mapping[str, Any], config: ModelConfig) -> Lora:
+    if set(parts) != {"lora_A", "lora_B"}:
+        raise AdapterError(f"LoRA {module}: only {', '.join(parts)}; wanted lora_A and lora_B")
+    rows, cols = config.tensors.linears[module]
+    rank = parts["lora_A"].shape[0]
+    for part, shape in (("lora_A", (rank, cols)), ("lora_B", (rows, rank))):
+        if parts[part].shape != shape:
+            raise AdapterError(f"LoRA {module}: {part} is {list(parts[part].shape)}, this model needs {list(shape)}")
+    promised = _number(metadata, "r", "rank")
+    if promised is not None and promised != rank:
+        raise AdapterError(f"LoRA {module}: rank {rank}, the metadata says r = {promised:g}")
+    alpha = _number(metadata, "alpha", "lora_alpha")
+    if alpha is None:
+        raise AdapterError(f"LoRA {module}: the metadata does not say alpha, so its scale alpha / r is unknown")
+    return Lora(parts["lora_A"], parts["lora_B"], alpha / rank)
+
+
+def write_adapters(
+    path: Path, heads: Mapping[int, PrerouterHead], loras: Mapping[str, Lora], metadata: Mapping[str, Any]
+) -> None:
+    """[PRE-013] One file, float16, metadata as published; whole or not at all (written aside, then renamed)."""
+    tensors: dict[str, Array] = {}
+    for owner, head in heads.items():
+        for part, values in zip(HEAD_PARTS, (head.fc1, head.fc2, head.linear), strict=True):
+            tensors[f"layers.{owner}.{part}.weight"] = values
+    for module, lora in loras.items():
+        tensors |= {f"{module}.lora_A": lora.down, f"{module}.lora_B": lora.up}
+    entries = {}
+    for name, values in tensors.items():
+        half = np.ascontiguousarray(values, np.float16)
+        entries[name] = {"dtype": "float16", "shape": list(half.shape), "data": half.tobytes()}
+    aside = path.with_name(f"{path.name}.partial")
+    try:
+        safetensors.serialize_file(entries, str(aside), {"__metadata__": json.dumps(dict(metadata), sort_keys=True)})
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)

@@ -1,0 +1,216 @@
+"""Frozen descriptions of a model, read from `config.json`.
+
+A model is a list of layers, each a mixer and a feed-forward part; a *family* (`edge0_ref/families`) knows how its
+config.json says that and what its tensors are called.
+"""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from edge0_ref.contract import RouterSpec
+from edge0_ref.errors import CheckpointError, UnsupportedModelError
+
+
+@dataclass(frozen=True)
+class AttentionConfig:
+    """Gated softmax attention with grouped key-value heads; rotary embedding on the first `rotary_size` dims."""
+
+    heads: int
+    kv_heads: int
+    head_size: int
+    rotary_size: int
+    rope_theta: float
+
+
+@dataclass(frozen=True)
+class GatedDeltaConfig:
+    """Gated delta net: a causal convolution, then a matrix state for each value head."""
+
+    key_heads: int
+    value_heads: int
+    key_size: int
+    value_size: int
+    conv_kernel: int
+
+
+MixerConfig = AttentionConfig | GatedDeltaConfig
+
+
+@dataclass(frozen=True)
+class MoeConfig:
+    """Routed experts and one shared expert. `shared_gate`: the shared expert is scaled by a sigmoid of its own."""
+
+    num_experts: int
+    inner_size: int
+    shared_inner_size: int
+    shared_gate: bool
+    router: RouterSpec
+
+
+@dataclass(frozen=True)
+class DenseConfig:
+    """A plain gated feed-forward layer."""
+
+    inner_size: int
+
+
+@dataclass(frozen=True)
+class LayerConfig:
+    """One layer and where its tensors are: `mixer_path`, `mlp_path` are module paths, the norms tensor names."""
+
+    mixer: MixerConfig
+    mlp: MoeConfig | DenseConfig
+    mixer_path: str
+    mlp_path: str
+    mixer_norm: str
+    mlp_norm: str
+
+
+@dataclass(frozen=True)
+class TensorTable:
+    """Every tensor a model must have, and no other: written by its family, from which files are checked.
+
+    linears: module path -> (rows, cols); vectors: tensor name -> shape; experts: layer -> module paths under which
+    the stacked routed experts may be found (layouts differ between converters).
+    """
+
+    linears: dict[str, tuple[int, int]]
+    vectors: dict[str, tuple[int, ...]]
+    experts: dict[int, tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class QuantizationConfig:
+    """`config["quantization"]`: a default and overrides by module path. Shapes decide; this is cross-checked."""
+
+    bits: int | None
+    group_size: int | None
+    overrides: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    def of(self, module: str) -> tuple[int, int] | None:
+        """(bits, group_size) promised for a module, or None when the config promises nothing."""
+        if module in self.overrides:
+            return self.overrides[module]
+        return None if self.bits is None or self.group_size is None else (self.bits, self.group_size)
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """embedding and head are module paths (the same one when tied), final_norm a tensor name.
+
+    skipped: prefixes of tensors that belong to parts edge0 does not run (vision, multi-token prediction).
+    """
+
+    family: str
+    hidden_size: int
+    vocab_size: int
+    norm_epsilon: float
+    layers: tuple[LayerConfig, ...]
+    embedding: str
+    head: str
+    final_norm: str
+    tensors: TensorTable
+    skipped: tuple[str, ...]
+    quantization: QuantizationConfig
+    eos_token_ids: tuple[int, ...]
+    max_context: int
+
+    @property
+    def moe_layers(self) -> dict[int, MoeConfig]:
+        """Layer index -> its MoE description, in order."""
+        return {i: layer.mlp for i, layer in enumerate(self.layers) if isinstance(layer.mlp, MoeConfig)}
+
+    @property
+    def top_k(self) -> int:
+        return next(iter(self.moe_layers.values())).router.top_k
+
+
+class Fields:
+    """A JSON object whose fields are read with their type checked; errors name the file, the field and the value."""
+
+    def __init__(self, values: dict[str, Any], origin: str) -> None:
+        self.values, self.origin = values, origin
+
+    def get(self, name: str, kind: type[Any], default: Any = ...) -> Any:
+        """The field as `kind`; an int is accepted for float, a bool never for int."""
+        value = self.values.get(name, None)
+        if value is None:
+            if default is ...:
+                raise CheckpointError(f"{self.origin}: the field {name!r} is missing")
+            return default
+        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
+            raise CheckpointError(f"{self.origin}: {name} is {value!r}, wanted {kind.__name__}")
+        return value
+
+    def positive(self, name: str, default: Any = ...) -> int:
+        value = cast(int, self.get(name, int, default))
+        if value < 1:
+            raise CheckpointError(f"{self.origin}: {name} is {value}, wanted at least 1")
+        return value
+
+    def section(self, name: str) -> "Fields":
+        return Fields(self.get(name, dict), f"{self.origin}: {name}")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file. Raises CheckpointError, naming the file, when it is missing or not an object."""
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise CheckpointError(f"{path}: not readable as JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: holds a {type(value).__name__}, wanted a JSON object")
+    return value
+
+
+def read_config(folder: Path) -> ModelConfig:
+    """The model in a folder. Raises CheckpointError; UnsupportedModelError names the architecture."""
+    from edge0_ref.families import FAMILIES
+
+    path = folder / "config.json"
+    fields = Fields(read_json(path), str(path))
+    architectures = fields.get("architectures", list, [])
+    model_type = fields.get("model_type", str, "")
+    for family in FAMILIES:
+        if family.matches(model_type, architectures):
+            return family.read(fields, read_quantization(fields), read_eos(folder, fields))
+    named = ", ".join([*map(str, architectures), model_type]).strip(", ") or "none named"
+    known = ", ".join(family.ARCHITECTURE for family in FAMILIES)
+    raise UnsupportedModelError(f"{path}: architecture {named}; edge0 runs {known}")
+
+
+def read_quantization(fields: Fields) -> QuantizationConfig:
+    values = fields.get("quantization", dict, None)
+    if values is None:
+        return QuantizationConfig(None, None)
+    section = Fields(values, f"{fields.origin}: quantization")
+    mode = section.get("mode", str, "affine")
+    if mode != "affine":
+        raise UnsupportedModelError(f"{section.origin}: mode {mode!r}, edge0 reads 'affine'")
+    overrides = {}
+    for module, override in values.items():
+        if isinstance(override, dict):
+            part = Fields(override, f"{section.origin}: {module}")
+            overrides[module] = (part.positive("bits"), part.positive("group_size"))
+    return QuantizationConfig(section.positive("bits"), section.positive("group_size"), overrides)
+
+
+def read_eos(folder: Path, fields: Fields) -> tuple[int, ...]:
+    """Every id that ends a text, from generation_config.json and config.json."""
+    sources = [fields.values.get("eos_token_id"), fields.values.get("text_config", {})]
+    sources[1] = sources[1].get("eos_token_id") if isinstance(sources[1], dict) else None
+    generation = folder / "generation_config.json"
+    if generation.exists():
+        sources.append(read_json(generation).get("eos_token_id"))
+    ids: list[int] = []
+    for source in sources:
+        ids += source if isinstance(source, list) else [] if source is None else [source]
+    if not all(isinstance(token, int) and not isinstance(token, bool) for token in ids):
+        raise CheckpointError(f"{folder}: eos_token_id is {ids}, wanted token ids")
+    return tuple(sorted(set(ids)))

@@ -1,0 +1,395 @@
+"""What a backend must provide, and the frozen data that passes between it and edge0.
+
+NumPy has no bfloat16, so throughout edge0 an array of dtype uint16 in a coefficient's place *is* bfloat16 bit
+patterns; float16 and float32 arrays are themselves. Data is checked once, when it is built.
+
+Axis names: tokens hidden inner experts k rows cols words groups rank vocab.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge0_ref.errors import ShapeError
+
+if TYPE_CHECKING:
+    from edge0_ref.adapters import Adapters
+    from edge0_ref.checkpoint import Checkpoint
+
+Array = NDArray[Any]
+A = TypeVar("A")
+ExecutorKind = Literal["exact", "staged", "hot", "whole_layer"]
+EXECUTOR_KINDS: tuple[ExecutorKind, ...] = ("exact", "staged", "hot", "whole_layer")
+ReadMode = Literal["mmap", "pread", "direct"]
+READ_MODES: tuple[ReadMode, ...] = ("mmap", "pread", "direct")
+COEFFICIENT_DTYPES = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(np.uint16))
+GROUP_SIZES = (32, 64, 128)
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ShapeError(message)
+
+
+@dataclass(frozen=True, eq=False)
+class QuantizedMatrix:
+    """[DEQ-001] An affine-quantised matrix as checkpoints store it: `w[r, c] = scale * code + bias`, per group.
+
+    packed: uint32 [rows, words], `32 / bits` codes a word, lowest bits first.
+    scales, biases: [rows, groups], float32, float16 or uint16 (bfloat16 bit patterns).
+    Raises ShapeError when the three shapes, `bits` and `group_size` do not describe one matrix.
+    """
+
+    packed: Array
+    scales: Array
+    biases: Array
+    bits: int = 4
+    group_size: int = 64
+
+    def __post_init__(self) -> None:
+        _require(self.bits in (4, 8), f"bits: got {self.bits}, wanted 4 or 8")
+        _require(self.group_size in GROUP_SIZES, f"group size: got {self.group_size}, wanted one of {GROUP_SIZES}")
+        _require(self.packed.dtype == np.uint32, f"packed codes: got {self.packed.dtype}, wanted uint32")
+        _require(self.packed.ndim == 2, f"packed codes: got {self.packed.ndim} axes, wanted [rows, words]")
+        codes = self.packed.shape[1] * 32 // self.bits
+        _require(
+            codes % self.group_size == 0, f"a row of {codes} codes is not a whole number of groups of {self.group_size}"
+        )
+        wanted = (self.packed.shape[0], codes // self.group_size)
+        for name, array in (("scales", self.scales), ("biases", self.biases)):
+            _require(array.shape == wanted, f"{name}: got shape {array.shape}, wanted {wanted}")
+            _require(array.dtype in COEFFICIENT_DTYPES, f"{name}: got {array.dtype}, wanted float32, float16 or uint16")
+        _require(self.scales.dtype == self.biases.dtype, "scales and biases differ in dtype")
+
+    @property
+    def rows(self) -> int:
+        return int(self.packed.shape[0])
+
+    @property
+    def cols(self) -> int:
+        return int(self.packed.shape[1]) * 32 // self.bits
+
+
+@dataclass(frozen=True, eq=False)
+class Expert:
+    """One routed expert: `down(silu(gate x) * (up x))`. gate, up: [inner, hidden]; down: [hidden, inner]."""
+
+    gate: QuantizedMatrix
+    up: QuantizedMatrix
+    down: QuantizedMatrix
+
+    def __post_init__(self) -> None:
+        inner, hidden = self.gate.rows, self.gate.cols
+        _require((self.up.rows, self.up.cols) == (inner, hidden), "expert: up_proj and gate_proj differ in shape")
+        _require(
+            (self.down.rows, self.down.cols) == (hidden, inner),
+            f"expert: down_proj is [{self.down.rows}, {self.down.cols}], wanted [{hidden}, {inner}]",
+        )
+
+
+@dataclass(frozen=True)
+class SoftmaxTopK:
+    """[RTR-010] Choose the `top_k` largest logits; weights are the softmax over the chosen ones."""
+
+    top_k: int
+
+    def __post_init__(self) -> None:
+        _require(self.top_k >= 1, f"top_k: got {self.top_k}, wanted at least 1")
+
+
+@dataclass(frozen=True, eq=False)
+class SigmoidGroup:
+    """[RTR-020] Sigmoid scores, a bias for choice only, groups of experts of which the best `top_groups` stay."""
+
+    top_k: int
+    num_groups: int
+    top_groups: int
+    scale: float
+    expert_bias: Array | None = None
+
+    def __post_init__(self) -> None:
+        _require(self.top_k >= 1, f"top_k: got {self.top_k}, wanted at least 1")
+        _require(1 <= self.top_groups <= self.num_groups, f"top_groups: got {self.top_groups} of {self.num_groups}")
+
+
+RouterSpec = SoftmaxTopK | SigmoidGroup
+
+
+@dataclass(frozen=True, eq=False)
+class Routing:
+    """Who computes what: experts int64 [tokens, k], best first; weights float32 [tokens, k]."""
+
+    experts: Array
+    weights: Array
+
+    def __post_init__(self) -> None:
+        _require(self.experts.ndim == 2, f"routing: got {self.experts.ndim} axes, wanted [tokens, k]")
+        _require(self.experts.shape == self.weights.shape, "routing: experts and weights differ in shape")
+
+    @property
+    def tokens(self) -> int:
+        return int(self.experts.shape[0])
+
+    def distinct(self) -> list[int]:
+        """The experts of the whole call, each once, in order of first use."""
+        return list(dict.fromkeys(int(expert) for expert in self.experts.ravel()))
+
+
+@dataclass(frozen=True, eq=False)
+class Lora:
+    """[LOR-001] A low-rank update kept beside its base: down (`lora_A`) [rank, cols], up (`lora_B`) [rows, rank]."""
+
+    down: Array
+    up: Array
+    scale: float
+
+    def __post_init__(self) -> None:
+        _require(
+            self.down.shape[0] == self.up.shape[1], f"lora: ranks {self.down.shape[0]} and {self.up.shape[1]} differ"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class PrerouterHead:
+    """[PRE-001] `linear f + fc2 gelu(fc1 f)`: fc1 [width, features], fc2 [experts, width], linear [experts, features]."""
+
+    fc1: Array
+    fc2: Array
+    linear: Array
+
+    def __post_init__(self) -> None:
+        width, features = self.fc1.shape
+        experts = self.linear.shape[0]
+        _require(self.fc2.shape == (experts, width), f"head fc2: got {self.fc2.shape}, wanted {(experts, width)}")
+        _require(
+            self.linear.shape == (experts, features),
+            f"head linear: got {self.linear.shape}, wanted {(experts, features)}",
+        )
+
+
+@dataclass(frozen=True)
+class ExpertLayout:
+    """[STO-010] How one expert lies in a slot: nine pieces, codes first, coefficients after, no gaps.
+
+    gate, up, down codes as uint32, then gate scales, gate biases, up scales, up biases, down scales, down biases.
+    """
+
+    hidden: int
+    inner: int
+    bits: int
+    group_size: int
+    coefficient_dtype: Literal["float32", "float16", "bfloat16"]
+
+    @property
+    def matrix_shapes(self) -> tuple[tuple[str, int, int], ...]:
+        """(projection, rows, cols) of the three matrices."""
+        return (
+            ("gate_proj", self.inner, self.hidden),
+            ("up_proj", self.inner, self.hidden),
+            ("down_proj", self.hidden, self.inner),
+        )
+
+    @property
+    def numpy_coefficient(self) -> np.dtype[Any]:
+        return np.dtype(np.uint16 if self.coefficient_dtype == "bfloat16" else self.coefficient_dtype)
+
+    def pieces(self) -> list[tuple[str, str, tuple[int, int], int, int]]:
+        """(projection, part, shape, offset, bytes) in slot order; part is "weight", "scales" or "biases"."""
+        size = self.numpy_coefficient.itemsize
+        parts = [
+            (name, "weight", (rows, cols * self.bits // 32), rows * cols * self.bits // 8)
+            for name, rows, cols in self.matrix_shapes
+        ]
+        for name, rows, cols in self.matrix_shapes:
+            groups = cols // self.group_size
+            parts += [(name, part, (rows, groups), rows * groups * size) for part in ("scales", "biases")]
+        placed, offset = [], 0
+        for name, part, shape, length in parts:
+            placed.append((name, part, shape, offset, length))
+            offset += length
+        return placed
+
+    @property
+    def nbytes(self) -> int:
+        *_, (_, _, _, offset, length) = self.pieces()
+        return offset + length
+
+    def view(self, slot: Array) -> Expert:
+        """The expert in `slot` (uint8 [nbytes]) without copying a byte."""
+        arrays = {}
+        for name, part, shape, offset, length in self.pieces():
+            dtype = np.dtype(np.uint32) if part == "weight" else self.numpy_coefficient
+            arrays[name, part] = slot[offset : offset + length].view(dtype).reshape(shape)
+        gate, up, down = (
+            QuantizedMatrix(
+                arrays[name, "weight"], arrays[name, "scales"], arrays[name, "biases"], self.bits, self.group_size
+            )
+            for name, _, _ in self.matrix_shapes
+        )
+        return Expert(gate, up, down)
+
+
+@dataclass
+class Counters:
+    """What streaming did so far. `drops` is 0 by construction and is counted all the same.
+
+    reads: experts read; hits: needed experts that were already in a slot; read_ahead: needed experts whose read had
+    been asked for before the call that needed them; on_demand: needed experts read by that call itself.
+    """
+
+    bytes_read: int = 0
+    reads: int = 0
+    hits: int = 0
+    read_ahead: int = 0
+    on_demand: int = 0
+    drops: int = 0
+    wait_seconds: float = 0.0
+
+
+@runtime_checkable
+class ExpertStore(Protocol):
+    """One layer's experts on some medium. edge0 owns it, so that every read can be observed."""
+
+    @property
+    def num_experts(self) -> int: ...
+
+    @property
+    def layout(self) -> ExpertLayout: ...
+
+    def read_into(self, expert: int, slot: Array) -> None:
+        """Fill `slot` (uint8 [layout.nbytes]) with `expert`. Called from reader threads. Raises ReadError."""
+        ...
+
+
+@runtime_checkable
+class Executor(Protocol[A]):
+    """Runs one layer's routed experts."""
+
+    @property
+    def counters(self) -> Counters: ...
+
+    @property
+    def resident(self) -> frozenset[int]:
+        """The experts whose bytes are in a slot now."""
+        ...
+
+    def prepare(self, experts: Sequence[int]) -> None:
+        """[EXE-010] A hint that these will be needed next: it may start reads and never changes a result."""
+        ...
+
+    def __call__(self, x: A, routing: Routing) -> A:
+        """`y[t] = sum over j of weights[t, j] * expert[t, j](x[t])`; x, y: [tokens, hidden]."""
+        ...
+
+    def close(self) -> None:
+        """Release slots and wait for reads in flight."""
+        ...
+
+
+Observe = Callable[[str, int, Any], None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything decided before anything is allocated; made by `edge0_ref.engine.plan`.
+
+    top_k: experts a token; slots: of each layer; prefill_chunk: tokens a call; context: tokens the state may hold.
+    """
+
+    top_k: int
+    executor: ExecutorKind = "staged"
+    prefill_executor: ExecutorKind = "staged"
+    slots: int = 8
+    read_mode: ReadMode = "pread"
+    reader_threads: int = 2
+    prefill_chunk: int = 256
+    context: int = 4096
+
+
+@runtime_checkable
+class Decoder(Protocol[A]):
+    """One sequence through one model. Position 0 is the first token after construction or `reset`."""
+
+    @property
+    def position(self) -> int: ...
+
+    @property
+    def counters(self) -> Counters: ...
+
+    def prefill(self, tokens: Sequence[int]) -> A:
+        """Append prompt tokens, routed by the routers; logits of the last one, [vocab]."""
+        ...
+
+    def all_logits(self, tokens: Sequence[int]) -> A:
+        """`prefill`, returning the logits of every token: [tokens, vocab]."""
+        ...
+
+    def step(self, token: int) -> A:
+        """Append one token, consuming the predictions made for its position; its logits, [vocab]."""
+        ...
+
+    def reset(self) -> None:
+        """Back to position 0; predictions are forgotten, slots keep their bytes."""
+        ...
+
+    def snapshot(self) -> Any:
+        """The whole state by value: later steps never change it."""
+        ...
+
+    def restore(self, state: Any) -> None:
+        """Return to a snapshot of this decoder."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class Backend(Protocol[A]):
+    """A backend claims what it does; what it does not claim is reported as unclaimed, never as passed.
+
+    Claims: dequant quantize linear lora router prerouter executor:exact executor:staged executor:hot
+    executor:whole_layer decoder.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def claims(self) -> frozenset[str]: ...
+
+    def from_numpy(self, array: Array) -> A: ...
+
+    def to_numpy(self, array: A) -> Array: ...
+
+    def dequantize(self, matrix: QuantizedMatrix) -> A:
+        """float32 [rows, cols]."""
+        ...
+
+    def quantize(self, weights: Array, bits: int, group_size: int) -> QuantizedMatrix:
+        """weights [rows, cols] float32, float16 or uint16; coefficients come back in that dtype."""
+        ...
+
+    def linear(self, x: A, weight: QuantizedMatrix | Array, lora: Lora | None = None) -> A:
+        """x [tokens, cols] float32 -> [tokens, rows] float32."""
+        ...
+
+    def route(self, logits: A, spec: RouterSpec) -> Routing:
+        """logits [tokens, experts] -> Routing in NumPy."""
+        ...
+
+    def predict(self, head: PrerouterHead, features: A) -> A:
+        """features [tokens, features] -> logits [tokens, experts]."""
+        ...
+
+    def executor(self, kind: ExecutorKind, store: ExpertStore, slots: int) -> Executor[A]: ...
+
+    def decoder(
+        self,
+        checkpoint: "Checkpoint",
+        plan: Plan,
+        adapters: "Adapters | None" = None,
+        observe: Observe | None = None,
+    ) -> Decoder[A]: ...

@@ -1,0 +1,101 @@
+"""Staged: a pool of slots filled ahead of time, where an expert that is wanted again is not read again."""
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+
+import numpy as np
+
+from edge0_ref.contract import Array, Counters, ExpertStore, Routing
+from edge0_ref.errors import BudgetError
+from edge0_ref.executors.exact import run_into
+from edge0_ref.experts import combine
+from edge0_ref.prefetch import Prefetcher, Urgency, wait
+from edge0_ref.residency import Placement, Policy, SlotTable
+
+
+class StagedExecutor:
+    """[EXE-010] `prepare` reads ahead into slots nobody needs; a call waits for its own experts only.
+
+    An expert nobody staged is read on demand, and counted: nothing is ever dropped or replaced by another.
+    With at least 2K slots a token's experts and the next token's are resident side by side; with fewer the results
+    are the same and more is read.
+    """
+
+    policy: Policy = "least_recent"
+
+    def __init__(self, store: ExpertStore, slots: int, prefetcher: Prefetcher, counters: Counters) -> None:
+        if slots < 1:
+            raise BudgetError(f"an executor with {slots} slots, wanted at least 1")
+        self._store, self._prefetcher, self.counters = store, prefetcher, counters
+        self._bank = np.empty((slots, store.layout.nbytes), np.uint8)
+        self._table = SlotTable(slots, self.policy)
+        self._reads: dict[int, Future[None]] = {}  # slot -> its last read
+        self._ahead: set[int] = set()  # read ahead and not used since
+
+    @property
+    def resident(self) -> frozenset[int]:
+        return frozenset(self._table.slot_of)
+
+    def prepare(self, experts: Sequence[int]) -> None:
+        for placement in self._table.hint(experts):
+            self._read(placement, "ahead")
+            self._ahead.add(placement.expert)
+
+    def __call__(self, x: Array, routing: Routing) -> Array:
+        """[EXE-011] Run resident experts, then missing ones, as many at a time as there are slots."""
+        outputs = np.empty((routing.tokens, routing.experts.shape[1], x.shape[1]), np.float32)
+        ready, missing = self._table.begin_call(routing.distinct())
+        try:
+            while ready or missing:
+                placements = self._table.place(missing, pinned=ready)
+                if missing and not placements and not ready:
+                    self._table.release_hints()  # a hint never stands in the way of a call
+                for placement in placements:
+                    self._read(placement, "now")
+                for expert in ready:
+                    self._wait(expert)
+                    run_into(outputs, x, routing, expert, self._store.layout.view(self._slot(expert)))
+                self.counters.on_demand += len(placements)
+                ready, missing = [p.expert for p in placements], missing[len(placements) :]
+        finally:
+            self._table.finish_call()
+        return combine(outputs, routing.weights)
+
+    def release_hints(self) -> None:
+        """A new turn: what was predicted for the old one pins nothing."""
+        self._table.release_hints()
+
+    def close(self) -> None:
+        for read in self._reads.values():
+            if not read.cancel():
+                read.exception()  # wait until no reader writes into the bank
+        self._reads.clear()
+
+    def _slot(self, expert: int) -> Array:
+        slot: Array = self._bank[self._table.slot_of[expert]]
+        return slot
+
+    def _read(self, placement: Placement, urgency: Urgency) -> None:
+        """[EXE-012] A slot has one writer: an unfinished read of an evicted expert ends before the next begins."""
+        last = self._reads.get(placement.slot)
+        if last is not None and not last.cancel():
+            last.exception()
+        self._ahead.discard(placement.expert)
+        slot = self._bank[placement.slot]
+        self._reads[placement.slot] = self._prefetcher.submit(self._store, placement.expert, slot, urgency)
+        self.counters.reads += 1
+        self.counters.bytes_read += slot.nbytes
+
+    def _wait(self, expert: int) -> None:
+        try:
+            self.counters.wait_seconds += wait(self._reads[self._table.slot_of[expert]])
+        except BaseException:
+            self._table.forget(expert)  # the slot holds no expert; the next call reads again
+            self._ahead.discard(expert)
+            raise
+        if expert in self._ahead:
+            self._ahead.remove(expert)
+            self.counters.read_ahead += 1
+        elif self._table.was_resident(expert):
+            self.counters.hits += 1
+        self._table.use(expert)

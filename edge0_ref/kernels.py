@@ -1,0 +1,229 @@
+"""The loops: plain, compiled by Numba when it is on, and the same to the bit when it is off (`NUMBA_DISABLE_JIT=1`).
+
+[NUM-001] One rule covers them all: operands are float32, products and sums are float64, the result is rounded once to
+float32. A product of two float32 is exact in float64, so a result is almost always the float32 nearest to the true
+one, whatever the order of the sum; [NUM-002] the order is stated all the same: `fold_sum`.
+
+No fast-math: the compiler may not reorder. The loops still vectorise, because each inner loop writes its own elements.
+"""
+
+import math
+from typing import no_type_check
+
+import numba
+import numpy as np
+
+
+@numba.njit(cache=True)
+@no_type_check
+def fold_sum(terms, count):
+    """[NUM-002] Sum of `terms[:count]` (overwritten): the upper half is added to the lower half until one is left.
+
+    A middle element of an odd count stays where it is. The error is at most `ceil(log2(count)) * 2**-53 * sum|terms|`.
+
+    >>> fold_sum(np.array([1.0, 2.0, 3.0, 4.0, 5.0]), 5)
+    15.0
+    """
+    while count > 1:
+        half = (count + 1) // 2
+        for i in range(count - half):
+            terms[i] = terms[i] + terms[half + i]
+        count = half
+    return terms[0]
+
+
+@numba.njit(cache=True)
+@no_type_check
+def linear_float32(x, weight, y):
+    """[NUM-001] `y[t, r] = sum over c of weight[r, c] * x[t, c]`; x [tokens, cols], weight [rows, cols], float32."""
+    cols = weight.shape[1]
+    terms = np.empty(cols, np.float64)
+    for r in range(weight.shape[0]):
+        for t in range(x.shape[0]):
+            for c in range(cols):
+                terms[c] = np.float64(weight[r, c]) * np.float64(x[t, c])
+            y[t, r] = fold_sum(terms, cols)
+
+
+@numba.njit(cache=True)
+@no_type_check
+def dequantize_row_int4(codes, scales, biases, row):
+    """[DEQ-002] One row of 4-bit codes as bytes [cols / 2]: low nibble first, then high."""
+    half_group = codes.shape[0] // scales.shape[0]
+    for g in range(scales.shape[0]):
+        scale = scales[g]
+        bias = biases[g]
+        first = g * half_group
+        for i in range(half_group):
+            byte = codes[first + i]
+            row[2 * (first + i)] = np.float32(np.float32(byte & 15) * scale) + bias
+            row[2 * (first + i) + 1] = np.float32(np.float32(byte >> 4) * scale) + bias
+
+
+@numba.njit(cache=True)
+@no_type_check
+def dequantize_row_int8(codes, scales, biases, row):
+    """[DEQ-002] One row of 8-bit codes as bytes [cols]."""
+    group = codes.shape[0] // scales.shape[0]
+    for g in range(scales.shape[0]):
+        scale = scales[g]
+        bias = biases[g]
+        for i in range(g * group, (g + 1) * group):
+            row[i] = np.float32(np.float32(codes[i]) * scale) + bias
+
+
+@numba.njit(cache=True)
+@no_type_check
+def dequantize_rows(codes, scales, biases, bits, rows):
+    """[DEQ-002] All rows: codes uint8 [rows, bytes], scales and biases float32 [rows, groups] -> rows [rows, cols]."""
+    for r in range(codes.shape[0]):
+        if bits == 4:
+            dequantize_row_int4(codes[r], scales[r], biases[r], rows[r])
+        else:
+            dequantize_row_int8(codes[r], scales[r], biases[r], rows[r])
+
+
+@numba.njit(cache=True)
+@no_type_check
+def linear_quantized(x, codes, scales, biases, bits, y):
+    """[DEQ-010] `linear_float32` over rows that are dequantised one at a time and never stored."""
+    cols = x.shape[1]
+    row = np.empty(cols, np.float32)
+    terms = np.empty(cols, np.float64)
+    for r in range(codes.shape[0]):
+        if bits == 4:
+            dequantize_row_int4(codes[r], scales[r], biases[r], row)
+        else:
+            dequantize_row_int8(codes[r], scales[r], biases[r], row)
+        for t in range(x.shape[0]):
+            for c in range(cols):
+                terms[c] = np.float64(row[c]) * np.float64(x[t, c])
+            y[t, r] = fold_sum(terms, cols)
+
+
+@numba.njit(cache=True)
+@no_type_check
+def rms_norm(x, weight, epsilon, y):
+    """[DEC-001] `y = x / sqrt(mean(x^2) + epsilon) * weight` along the last axis of x [vectors, size]."""
+    size = x.shape[1]
+    squares = np.empty(size, np.float64)
+    for t in range(x.shape[0]):
+        for i in range(size):
+            squares[i] = np.float64(x[t, i]) * np.float64(x[t, i])
+        root = math.sqrt(fold_sum(squares, size) / size + epsilon)
+        for i in range(size):
+            y[t, i] = np.float64(x[t, i]) / root * np.float64(weight[i])
+
+
+@numba.njit(cache=True)
+@no_type_check
+def causal_conv(x, taps, state, y):
+    """[DEC-020] Depthwise causal convolution; taps [channels, kernel], the last tap meets the newest row.
+
+    state [kernel - 1, channels] holds the raw rows before x [tokens, channels] and is advanced past it. The sum over
+    taps runs from the oldest row to the newest.
+    """
+    history = state.shape[0]
+    for t in range(x.shape[0]):
+        for c in range(x.shape[1]):
+            total = np.float64(taps[c, history]) * np.float64(x[t, c])
+            older = 0.0
+            for j in range(history):
+                older += np.float64(taps[c, j]) * np.float64(state[j, c])
+            y[t, c] = older + total
+        for j in range(history - 1):
+            for c in range(x.shape[1]):
+                state[j, c] = state[j + 1, c]
+        for c in range(x.shape[1]):
+            state[history - 1, c] = x[t, c]
+
+
+@numba.njit(cache=True)
+@no_type_check
+def delta_rule(q, k, v, beta, decay, state, y):
+    """[DEC-021] The gated delta rule, one token after the other, for every value head.
+
+    q, k [tokens, key_heads, key_size]; v, y [tokens, heads, value_size]; beta [tokens, heads];
+    decay [tokens, heads, key_size]; state [heads, value_size, key_size], float32, advanced in place:
+
+        state = state * decay;  delta = (v - state k) * beta;  state = state + delta k^T;  y = state q
+
+    Value head h uses key head `h // (heads / key_heads)`. The state is rounded to float32 once a token.
+    """
+    heads, value_size, key_size = state.shape
+    share = heads // k.shape[1]
+    terms = np.empty(key_size, np.float64)
+    decayed = np.empty(key_size, np.float64)
+    for t in range(q.shape[0]):
+        for h in range(heads):
+            key_head = h // share
+            for i in range(value_size):
+                for j in range(key_size):
+                    decayed[j] = np.float64(state[h, i, j]) * np.float64(decay[t, h, j])
+                for j in range(key_size):
+                    terms[j] = decayed[j] * np.float64(k[t, key_head, j])
+                delta = (np.float64(v[t, h, i]) - fold_sum(terms, key_size)) * np.float64(beta[t, h])
+                for j in range(key_size):
+                    state[h, i, j] = decayed[j] + delta * np.float64(k[t, key_head, j])
+                for j in range(key_size):
+                    terms[j] = np.float64(state[h, i, j]) * np.float64(q[t, key_head, j])
+                y[t, h, i] = fold_sum(terms, key_size)
+
+
+@numba.njit(cache=True)
+@no_type_check
+def causal_attention(q, keys, values, first, scale, y):
+    """[DEC-010] Softmax attention of q [tokens, heads, size] over keys, values [positions, kv_heads, size].
+
+    Token t stands at position `first + t` and sees positions 0 .. first + t. Probabilities stay in float64; the
+    weighted sum runs over positions in ascending order.
+    """
+    tokens, heads, size = q.shape
+    value_size = values.shape[2]
+    share = heads // keys.shape[1]
+    terms = np.empty(size, np.float64)
+    scores = np.empty(first + tokens, np.float64)
+    mixed = np.empty(value_size, np.float64)
+    for t in range(tokens):
+        seen = first + t + 1
+        for h in range(heads):
+            top = -np.inf
+            for p in range(seen):
+                for i in range(size):
+                    terms[i] = np.float64(q[t, h, i]) * np.float64(keys[p, h // share, i])
+                scores[p] = fold_sum(terms, size) * scale
+                top = max(top, scores[p])
+            total = 0.0
+            mixed[:] = 0.0
+            for p in range(seen):
+                probability = math.exp(scores[p] - top)
+                total += probability
+                for i in range(value_size):
+                    mixed[i] += probability * np.float64(values[p, h // share, i])
+            for i in range(value_size):
+                y[t, h, i] = mixed[i] / total
+
+
+@numba.njit(cache=True)
+@no_type_check
+def erf(x, y):
+    """[NUM-003] The error function of float64 x, elementwise."""
+    for i in range(x.shape[0]):
+        y[i] = math.erf(x[i])
+
+
+KERNELS = (linear_float32, linear_quantized, dequantize_rows, rms_norm, causal_conv, delta_rule, causal_attention, erf)
+
+
+def compiled_before() -> bool:
+    """Whether an earlier run left compiled kernels on this machine (always true when Numba is switched off)."""
+    caches = [getattr(kernel, "_cache", None) for kernel in KERNELS]
+    return all(cache is None or bool(_index_files(cache)) for cache in caches)
+
+
+def _index_files(cache: object) -> list[str]:
+    import glob
+    import os
+
+    folder = str(getattr(cache, "cache_path", ""))
+    return glob.glob(os.path.join(glob.escape(folder), "kernels.*.nbi"))

@@ -1,0 +1,134 @@
+"""Reading byte ranges of files in three modes that never change a bit: mmap, pread, direct.
+
+mmap    pages come through the page cache on first touch; the kernel decides how much to read.
+pread   one system call copies a range through the page cache.
+direct  O_DIRECT goes past the page cache: offset, length and memory must be aligned, so a range is read as whole
+        blocks into a scratch buffer and its bytes are copied out. Where a file system refuses O_DIRECT the mode is
+        an error, not a silent pread. macOS has no O_DIRECT; there it is pread with F_NOCACHE.
+"""
+
+import errno
+import mmap
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from edge0_ref.contract import ReadMode
+from edge0_ref.errors import CheckpointError, ReadError
+
+BLOCK = 4096
+
+
+class RangeReader(Protocol):
+    """Reads ranges of one file, from any thread."""
+
+    def read_into(self, offset: int, buffer: memoryview) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@contextmanager
+def open_for_reading(path: Path) -> Iterator[int]:
+    """A file descriptor for the length of a `with`."""
+    try:
+        file = os.open(path, os.O_RDONLY)
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror}") from None
+    try:
+        yield file
+    finally:
+        os.close(file)
+
+
+def read_exactly(file: int, offset: int, buffer: memoryview) -> None:
+    """[STO-020] Fill `buffer` from `offset`; a short file is an error, never zeros."""
+    done = 0
+    while done < len(buffer):
+        count = os.preadv(file, [buffer[done:]], offset + done)
+        if count == 0:
+            raise OSError(errno.EIO, f"the file ends {len(buffer) - done} bytes early at byte {offset + done}")
+        done += count
+
+
+class PreadReader:
+    """Buffered reads."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_RDONLY)
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        read_exactly(self._file, offset, buffer)
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+class MmapReader:
+    """Copies out of a memory map. The length is checked at each read: touching a page past the end would be SIGBUS."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_RDONLY)
+        self._map = mmap.mmap(self._file, 0, prot=mmap.PROT_READ)
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        size = os.fstat(self._file).st_size
+        if offset + len(buffer) > size:
+            raise OSError(errno.EIO, f"the file now ends at byte {size}, before byte {offset + len(buffer)}")
+        buffer[:] = memoryview(self._map)[offset : offset + len(buffer)]
+
+    def close(self) -> None:
+        self._map.close()
+        os.close(self._file)
+
+
+class DirectReader:
+    """Reads past the page cache, through one aligned scratch buffer per thread."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECT", 0))
+        self._scratch = threading.local()
+        if sys.platform == "darwin":
+            import fcntl
+
+            fcntl.fcntl(self._file, fcntl.F_NOCACHE, 1)
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        first = offset // BLOCK * BLOCK
+        wanted = offset + len(buffer) - first
+        scratch = self._aligned(-(-wanted // BLOCK) * BLOCK)
+        done = 0
+        while done < wanted:
+            count = os.preadv(self._file, [scratch[done:]], first + done)
+            done += count
+            if done < wanted and (count == 0 or count % BLOCK):
+                raise OSError(errno.EIO, f"the file ends {wanted - done} bytes early at byte {first + done}")
+        buffer[:] = scratch[offset - first : wanted]
+
+    def _aligned(self, size: int) -> memoryview:
+        held = getattr(self._scratch, "map", None)
+        if held is None or len(held) < size:
+            held = self._scratch.map = mmap.mmap(-1, size)  # anonymous maps start on a page
+        return memoryview(held)[:size]
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+READERS: dict[ReadMode, type[PreadReader] | type[MmapReader] | type[DirectReader]] = {
+    "mmap": MmapReader,
+    "pread": PreadReader,
+    "direct": DirectReader,
+}
+
+
+def open_reader(path: Path, mode: ReadMode) -> RangeReader:
+    """Raises ReadError when the file cannot be opened in this mode."""
+    try:
+        return READERS[mode](path)
+    except (OSError, ValueError) as error:
+        hint = "; this file system has no direct reads, use --read-mode pread" if mode == "direct" else ""
+        raise ReadError(f"{path}: cannot be opened for {mode} reads: {error}{hint}") from error
