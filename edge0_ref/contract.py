@@ -29,11 +29,6 @@ COEFFICIENT_DTYPES = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(np.ui
 GROUP_SIZES = (32, 64, 128)
 
 
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise ShapeError(message)
-
-
 @dataclass(frozen=True, eq=False)
 class QuantizedMatrix:
     """[DEQ-001] An affine-quantised matrix as checkpoints store it: `w[r, c] = scale * code + bias`, per group.
@@ -50,19 +45,22 @@ class QuantizedMatrix:
     group_size: int = 64
 
     def __post_init__(self) -> None:
-        _require(self.bits in (4, 8), f"bits: got {self.bits}, wanted 4 or 8")
-        _require(self.group_size in GROUP_SIZES, f"group size: got {self.group_size}, wanted one of {GROUP_SIZES}")
-        _require(self.packed.dtype == np.uint32, f"packed codes: got {self.packed.dtype}, wanted uint32")
-        _require(self.packed.ndim == 2, f"packed codes: got {self.packed.ndim} axes, wanted [rows, words]")
-        codes = self.packed.shape[1] * 32 // self.bits
-        _require(
-            codes % self.group_size == 0, f"a row of {codes} codes is not a whole number of groups of {self.group_size}"
-        )
-        wanted = (self.packed.shape[0], codes // self.group_size)
+        if self.bits not in (4, 8):
+            raise ShapeError(f"bits: got {self.bits}, wanted 4 or 8")
+        if self.group_size not in GROUP_SIZES:
+            raise ShapeError(f"group size: got {self.group_size}, wanted one of {GROUP_SIZES}")
+        if self.packed.dtype != np.uint32 or self.packed.ndim != 2:
+            raise ShapeError(f"codes: got {self.packed.dtype} {self.packed.shape}, wanted uint32 [rows, words]")
+        if self.cols % self.group_size:
+            raise ShapeError(f"a row of {self.cols} codes is not a whole number of groups of {self.group_size}")
+        wanted = (self.rows, self.cols // self.group_size)
         for name, array in (("scales", self.scales), ("biases", self.biases)):
-            _require(array.shape == wanted, f"{name}: got shape {array.shape}, wanted {wanted}")
-            _require(array.dtype in COEFFICIENT_DTYPES, f"{name}: got {array.dtype}, wanted float32, float16 or uint16")
-        _require(self.scales.dtype == self.biases.dtype, "scales and biases differ in dtype")
+            if array.shape != wanted:
+                raise ShapeError(f"{name}: got shape {array.shape}, wanted {wanted}")
+            if array.dtype not in COEFFICIENT_DTYPES:
+                raise ShapeError(f"{name}: got {array.dtype}, wanted float32, float16 or uint16")
+        if self.scales.dtype != self.biases.dtype:
+            raise ShapeError(f"scales are {self.scales.dtype}, biases {self.biases.dtype}")
 
     @property
     def rows(self) -> int:
@@ -83,11 +81,9 @@ class Expert:
 
     def __post_init__(self) -> None:
         inner, hidden = self.gate.rows, self.gate.cols
-        _require((self.up.rows, self.up.cols) == (inner, hidden), "expert: up_proj and gate_proj differ in shape")
-        _require(
-            (self.down.rows, self.down.cols) == (hidden, inner),
-            f"expert: down_proj is [{self.down.rows}, {self.down.cols}], wanted [{hidden}, {inner}]",
-        )
+        for name, matrix, wanted in (("up_proj", self.up, (inner, hidden)), ("down_proj", self.down, (hidden, inner))):
+            if (matrix.rows, matrix.cols) != wanted:
+                raise ShapeError(f"expert {name}: got [{matrix.rows}, {matrix.cols}], wanted {[*wanted]}")
 
 
 @dataclass(frozen=True)
@@ -97,7 +93,8 @@ class SoftmaxTopK:
     top_k: int
 
     def __post_init__(self) -> None:
-        _require(self.top_k >= 1, f"top_k: got {self.top_k}, wanted at least 1")
+        if self.top_k < 1:
+            raise ShapeError(f"top_k: got {self.top_k}, wanted at least 1")
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,8 +108,10 @@ class SigmoidGroup:
     expert_bias: Array | None = None
 
     def __post_init__(self) -> None:
-        _require(self.top_k >= 1, f"top_k: got {self.top_k}, wanted at least 1")
-        _require(1 <= self.top_groups <= self.num_groups, f"top_groups: got {self.top_groups} of {self.num_groups}")
+        if self.top_k < 1:
+            raise ShapeError(f"top_k: got {self.top_k}, wanted at least 1")
+        if not 1 <= self.top_groups <= self.num_groups:
+            raise ShapeError(f"top_groups: got {self.top_groups} of {self.num_groups} groups")
 
 
 RouterSpec = SoftmaxTopK | SigmoidGroup
@@ -126,16 +125,26 @@ class Routing:
     weights: Array
 
     def __post_init__(self) -> None:
-        _require(self.experts.ndim == 2, f"routing: got {self.experts.ndim} axes, wanted [tokens, k]")
-        _require(self.experts.shape == self.weights.shape, "routing: experts and weights differ in shape")
+        if self.experts.ndim != 2 or self.experts.shape != self.weights.shape:
+            raise ShapeError(f"routing: experts {self.experts.shape}, weights {self.weights.shape}; wanted [tokens, k]")
 
     @property
     def tokens(self) -> int:
         return int(self.experts.shape[0])
 
     def distinct(self) -> list[int]:
-        """The experts of the whole call, each once, in order of first use."""
-        return list(dict.fromkeys(int(expert) for expert in self.experts.ravel()))
+        """The experts of the whole call, each once, in order of first use: token by token, best first."""
+        return list(dict.fromkeys(self.experts.ravel().tolist()))
+
+    def uses(self) -> dict[int, tuple[list[int], list[int]]]:
+        """Expert -> (tokens, ranks) at which the call uses it, in order of first use."""
+        places: dict[int, tuple[list[int], list[int]]] = {}
+        for token, chosen in enumerate(self.experts.tolist()):
+            for rank, expert in enumerate(chosen):
+                tokens, ranks = places.setdefault(expert, ([], []))
+                tokens.append(token)
+                ranks.append(rank)
+        return places
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,9 +156,8 @@ class Lora:
     scale: float
 
     def __post_init__(self) -> None:
-        _require(
-            self.down.shape[0] == self.up.shape[1], f"lora: ranks {self.down.shape[0]} and {self.up.shape[1]} differ"
-        )
+        if self.down.shape[0] != self.up.shape[1]:
+            raise ShapeError(f"lora: down has rank {self.down.shape[0]}, up has rank {self.up.shape[1]}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,11 +171,10 @@ class PrerouterHead:
     def __post_init__(self) -> None:
         width, features = self.fc1.shape
         experts = self.linear.shape[0]
-        _require(self.fc2.shape == (experts, width), f"head fc2: got {self.fc2.shape}, wanted {(experts, width)}")
-        _require(
-            self.linear.shape == (experts, features),
-            f"head linear: got {self.linear.shape}, wanted {(experts, features)}",
-        )
+        wanted = {"fc2": (experts, width), "linear": (experts, features)}
+        for name, array in (("fc2", self.fc2), ("linear", self.linear)):
+            if array.shape != wanted[name]:
+                raise ShapeError(f"head {name}: got {array.shape}, wanted {wanted[name]}")
 
 
 @dataclass(frozen=True)

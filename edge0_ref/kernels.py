@@ -14,7 +14,7 @@ import numba
 import numpy as np
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 @no_type_check
 def fold_sum(terms, count):
     """[NUM-002] Sum of `terms[:count]` (overwritten): the upper half is added to the lower half until one is left.
@@ -32,7 +32,7 @@ def fold_sum(terms, count):
     return terms[0]
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 @no_type_check
 def linear_float32(x, weight, y):
     """[NUM-001] `y[t, r] = sum over c of weight[r, c] * x[t, c]`; x [tokens, cols], weight [rows, cols], float32."""
@@ -45,7 +45,7 @@ def linear_float32(x, weight, y):
             y[t, r] = fold_sum(terms, cols)
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 @no_type_check
 def dequantize_row_int4(codes, scales, biases, row):
     """[DEQ-002] One row of 4-bit codes as bytes [cols / 2]: low nibble first, then high."""
@@ -60,7 +60,7 @@ def dequantize_row_int4(codes, scales, biases, row):
             row[2 * (first + i) + 1] = np.float32(np.float32(byte >> 4) * scale) + bias
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 @no_type_check
 def dequantize_row_int8(codes, scales, biases, row):
     """[DEQ-002] One row of 8-bit codes as bytes [cols]."""
@@ -72,7 +72,7 @@ def dequantize_row_int8(codes, scales, biases, row):
             row[i] = np.float32(np.float32(codes[i]) * scale) + bias
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 @no_type_check
 def dequantize_rows(codes, scales, biases, bits, rows):
     """[DEQ-002] All rows: codes uint8 [rows, bytes], scales and biases float32 [rows, groups] -> rows [rows, cols]."""
@@ -83,7 +83,7 @@ def dequantize_rows(codes, scales, biases, bits, rows):
             dequantize_row_int8(codes[r], scales[r], biases[r], rows[r])
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 @no_type_check
 def linear_quantized(x, codes, scales, biases, bits, y):
     """[DEQ-010] `linear_float32` over rows that are dequantised one at a time and never stored."""
@@ -101,7 +101,7 @@ def linear_quantized(x, codes, scales, biases, bits, y):
             y[t, r] = fold_sum(terms, cols)
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 @no_type_check
 def rms_norm(x, weight, epsilon, y):
     """[DEC-001] `y = x / sqrt(mean(x^2) + epsilon) * weight` along the last axis of x [vectors, size]."""
@@ -115,7 +115,7 @@ def rms_norm(x, weight, epsilon, y):
             y[t, i] = np.float64(x[t, i]) / root * np.float64(weight[i])
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 @no_type_check
 def causal_conv(x, taps, state, y):
     """[DEC-020] Depthwise causal convolution; taps [channels, kernel], the last tap meets the newest row.
@@ -138,7 +138,7 @@ def causal_conv(x, taps, state, y):
             state[history - 1, c] = x[t, c]
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 @no_type_check
 def delta_rule(q, k, v, beta, decay, state, y):
     """[DEC-021] The gated delta rule, one token after the other, for every value head.
@@ -170,7 +170,7 @@ def delta_rule(q, k, v, beta, decay, state, y):
                 y[t, h, i] = fold_sum(terms, key_size)
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 @no_type_check
 def causal_attention(q, keys, values, first, scale, y):
     """[DEC-010] Softmax attention of q [tokens, heads, size] over keys, values [positions, kv_heads, size].
@@ -204,7 +204,7 @@ def causal_attention(q, keys, values, first, scale, y):
                 y[t, h, i] = mixed[i] / total
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 @no_type_check
 def erf(x, y):
     """[NUM-003] The error function of float64 x, elementwise."""

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from edge0_ref.contract import ReadMode
 from edge0_ref.errors import CheckpointError, ReadError
@@ -23,6 +23,7 @@ from edge0_ref.errors import CheckpointError, ReadError
 BLOCK = 4096
 
 
+@runtime_checkable
 class RangeReader(Protocol):
     """Reads ranges of one file, from any thread."""
 

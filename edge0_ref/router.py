@@ -51,7 +51,7 @@ def top_k(values: np.ndarray, k: int) -> Int64[np.ndarray, "tokens k"]:
 
 def gather(values: np.ndarray, experts: Int64[np.ndarray, "tokens k"]) -> np.ndarray:
     """The chosen experts' values, [tokens, k]."""
-    return np.take_along_axis(values, experts, axis=-1)
+    return values[np.arange(values.shape[0])[:, None], experts]
 
 
 def softmax(chosen: Float32[np.ndarray, "tokens k"]) -> Float32[np.ndarray, "tokens k"]:

@@ -1,7 +1,6 @@
 """Staged: a pool of slots filled ahead of time, where an expert that is wanted again is not read again."""
 
 from collections.abc import Sequence
-from concurrent.futures import Future
 
 import numpy as np
 
@@ -9,7 +8,7 @@ from edge0_ref.contract import Array, Counters, ExpertStore, Routing
 from edge0_ref.errors import BudgetError
 from edge0_ref.executors.exact import run_into
 from edge0_ref.experts import combine
-from edge0_ref.prefetch import Prefetcher, Urgency, wait
+from edge0_ref.prefetch import Prefetcher, Read, Urgency
 from edge0_ref.residency import Placement, Policy, SlotTable
 
 
@@ -28,8 +27,9 @@ class StagedExecutor:
             raise BudgetError(f"an executor with {slots} slots, wanted at least 1")
         self._store, self._prefetcher, self.counters = store, prefetcher, counters
         self._bank = np.empty((slots, store.layout.nbytes), np.uint8)
+        self._experts = [store.layout.view(slot) for slot in self._bank]  # views: they follow the slot's bytes
         self._table = SlotTable(slots, self.policy)
-        self._reads: dict[int, Future[None]] = {}  # slot -> its last read
+        self._reads: dict[int, Read] = {}  # slot -> its last read
         self._ahead: set[int] = set()  # read ahead and not used since
 
     @property
@@ -44,7 +44,8 @@ class StagedExecutor:
     def __call__(self, x: Array, routing: Routing) -> Array:
         """[EXE-011] Run resident experts, then missing ones, as many at a time as there are slots."""
         outputs = np.empty((routing.tokens, routing.experts.shape[1], x.shape[1]), np.float32)
-        ready, missing = self._table.begin_call(routing.distinct())
+        uses = routing.uses()
+        ready, missing = self._table.begin_call(list(uses))
         try:
             while ready or missing:
                 placements = self._table.place(missing, pinned=ready)
@@ -54,7 +55,7 @@ class StagedExecutor:
                     self._read(placement, "now")
                 for expert in ready:
                     self._wait(expert)
-                    run_into(outputs, x, routing, expert, self._store.layout.view(self._slot(expert)))
+                    run_into(outputs, x, uses[expert], self._experts[self._table.slot_of[expert]])
                 self.counters.on_demand += len(placements)
                 ready, missing = [p.expert for p in placements], missing[len(placements) :]
         finally:
@@ -67,19 +68,13 @@ class StagedExecutor:
 
     def close(self) -> None:
         for read in self._reads.values():
-            if not read.cancel():
-                read.exception()  # wait until no reader writes into the bank
+            read.abandon()
         self._reads.clear()
-
-    def _slot(self, expert: int) -> Array:
-        slot: Array = self._bank[self._table.slot_of[expert]]
-        return slot
 
     def _read(self, placement: Placement, urgency: Urgency) -> None:
         """[EXE-012] A slot has one writer: an unfinished read of an evicted expert ends before the next begins."""
-        last = self._reads.get(placement.slot)
-        if last is not None and not last.cancel():
-            last.exception()
+        if placement.slot in self._reads:
+            self._reads[placement.slot].abandon()
         self._ahead.discard(placement.expert)
         slot = self._bank[placement.slot]
         self._reads[placement.slot] = self._prefetcher.submit(self._store, placement.expert, slot, urgency)
@@ -88,7 +83,7 @@ class StagedExecutor:
 
     def _wait(self, expert: int) -> None:
         try:
-            self.counters.wait_seconds += wait(self._reads[self._table.slot_of[expert]])
+            self.counters.wait_seconds += self._reads[self._table.slot_of[expert]].wait()
         except BaseException:
             self._table.forget(expert)  # the slot holds no expert; the next call reads again
             self._ahead.discard(expert)

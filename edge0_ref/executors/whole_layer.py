@@ -1,14 +1,13 @@
 """Whole layer: every expert of the layer in memory, for prompts long enough to use most of them."""
 
 from collections.abc import Sequence
-from concurrent.futures import Future
 
 import numpy as np
 
 from edge0_ref.contract import Array, Counters, ExpertStore, Routing
 from edge0_ref.executors.exact import run_into
 from edge0_ref.experts import combine
-from edge0_ref.prefetch import Prefetcher, wait
+from edge0_ref.prefetch import Prefetcher, Read
 
 
 class WholeLayerExecutor:
@@ -17,7 +16,7 @@ class WholeLayerExecutor:
     def __init__(self, store: ExpertStore, prefetcher: Prefetcher, counters: Counters) -> None:
         self._store, self._prefetcher, self.counters = store, prefetcher, counters
         self._bank: Array | None = None
-        self._reads: list[Future[None]] = []
+        self._reads: list[Read] = []
         self._used: set[int] = set()
 
     @property
@@ -40,13 +39,13 @@ class WholeLayerExecutor:
     def __call__(self, x: Array, routing: Routing) -> Array:
         outputs = np.empty((routing.tokens, routing.experts.shape[1], x.shape[1]), np.float32)
         bank = self._load()
-        for expert in routing.distinct():
+        for expert, uses in routing.uses().items():
             try:
-                self.counters.wait_seconds += wait(self._reads[expert])
+                self.counters.wait_seconds += self._reads[expert].wait()
             except BaseException:
                 self.close()
                 raise
-            run_into(outputs, x, routing, expert, self._store.layout.view(bank[expert]))
+            run_into(outputs, x, uses, self._store.layout.view(bank[expert]))
             if expert in self._used:
                 self.counters.hits += 1
             else:
@@ -59,6 +58,5 @@ class WholeLayerExecutor:
 
     def close(self) -> None:
         for read in self._reads:
-            if not read.cancel():
-                read.exception()
+            read.abandon()
         self._bank, self._reads, self._used = None, [], set()

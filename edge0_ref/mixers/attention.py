@@ -6,7 +6,7 @@ Source: Qwen3-Next / Qwen3.5 attention as in transformers and mlx-lm.
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float32
+from jaxtyping import Float32, Float64
 
 from edge0_ref import kernels
 from edge0_ref.config import AttentionConfig
@@ -39,7 +39,7 @@ class KeyValueCache:
         return KeyValueCache(self.keys.copy(), self.values.copy(), self.length)
 
 
-def rotary_angles(positions: Array, size: int, theta: float) -> Float32[np.ndarray, "tokens half"]:
+def rotary_angles(positions: Array, size: int, theta: float) -> Float64[np.ndarray, "tokens half"]:
     """[DEC-011] Angles in float64: in float32 they are off by 5e-3 at position 100,000."""
     frequencies = theta ** (-np.arange(0, size, 2, dtype=np.float64) / size)
     return positions[:, None].astype(np.float64) * frequencies
