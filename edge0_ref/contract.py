@@ -8,6 +8,7 @@ Axis names: tokens hidden inner experts k rows cols words groups rank vocab.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -69,6 +70,11 @@ class QuantizedMatrix:
     @property
     def cols(self) -> int:
         return int(self.packed.shape[1]) * 32 // self.bits
+
+    @cached_property
+    def codes(self) -> Array:
+        """The packed words as little-endian bytes, uint8 [rows, cols * bits / 8], without copying where possible."""
+        return np.ascontiguousarray(self.packed).view(np.uint8)
 
 
 @dataclass(frozen=True, eq=False)

@@ -133,10 +133,10 @@ class ReferenceDecoder:
     def _chunks(self, tokens: Sequence[int]) -> Iterable[Activations]:
         """[PRE-008] A prompt is routed by the routers: predictions of an earlier turn are forgotten, not consumed."""
         self._check(tokens)
-        self.state.predicted = {}
-        for executor in self._decode.values():
-            executor.release_hints()
         for first in range(0, len(tokens), self.plan.prefill_chunk):
+            self.state.predicted = {}  # a chunk's own predictions too: the next chunk is prompt as well
+            for executor in self._decode.values():
+                executor.release_hints()
             yield self._forward(tokens[first : first + self.plan.prefill_chunk], self._prefill)
 
     def _check(self, tokens: Sequence[int]) -> None:

@@ -14,11 +14,6 @@ from edge0_ref.errors import ShapeError
 SMALLEST_SCALE = np.float32(1e-7)
 
 
-def as_bytes(packed: Array) -> Array:
-    """Packed words as the little-endian bytes the kernels walk, [rows, bytes]."""
-    return np.ascontiguousarray(packed).view(np.uint8)
-
-
 def dequantize(matrix: QuantizedMatrix) -> Float32[np.ndarray, "rows cols"]:
     """[DEQ-002] w = f32(f32(code * scale) + bias): two roundings, coefficients widened exactly.
 
@@ -28,9 +23,7 @@ def dequantize(matrix: QuantizedMatrix) -> Float32[np.ndarray, "rows cols"]:
     array([ 1. ,  0.5,  0. , -0.5], dtype=float32)
     """
     weights = np.empty((matrix.rows, matrix.cols), np.float32)
-    kernels.dequantize_rows(
-        as_bytes(matrix.packed), widen(matrix.scales), widen(matrix.biases), matrix.bits, weights
-    )
+    kernels.dequantize_rows(matrix.codes, widen(matrix.scales), widen(matrix.biases), matrix.bits, weights)
     return weights
 
 

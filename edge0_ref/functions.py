@@ -21,8 +21,9 @@ def sigmoid(x: Vector) -> Vector:
 
 
 def _sigmoid64(x: Vector) -> np.ndarray:
-    decayed = np.exp(-np.abs(x.astype(np.float64)))
-    return np.where(x >= 0, 1.0, decayed) / (1.0 + decayed)
+    y = np.empty(x.size, np.float64)
+    kernels.sigmoid(np.ascontiguousarray(x).reshape(-1), y)
+    return y.reshape(x.shape)
 
 
 def silu(x: Vector) -> Vector:

@@ -47,40 +47,36 @@ def linear_float32(x, weight, y):
 
 @numba.njit(cache=True, nogil=True)
 @no_type_check
-def dequantize_row_int4(codes, scales, biases, row):
-    """[DEQ-002] One row of 4-bit codes as bytes [cols / 2]: low nibble first, then high."""
-    half_group = codes.shape[0] // scales.shape[0]
-    for g in range(scales.shape[0]):
-        scale = scales[g]
-        bias = biases[g]
-        first = g * half_group
-        for i in range(half_group):
-            byte = codes[first + i]
-            row[2 * (first + i)] = np.float32(np.float32(byte & 15) * scale) + bias
-            row[2 * (first + i) + 1] = np.float32(np.float32(byte >> 4) * scale) + bias
+def dequantize_row(codes, scales, biases, bits, r, row):
+    """[DEQ-002] Row r of codes as bytes: 4-bit bytes hold two codes, the low nibble first.
 
-
-@numba.njit(cache=True, nogil=True)
-@no_type_check
-def dequantize_row_int8(codes, scales, biases, row):
-    """[DEQ-002] One row of 8-bit codes as bytes [cols]."""
-    group = codes.shape[0] // scales.shape[0]
-    for g in range(scales.shape[0]):
-        scale = scales[g]
-        bias = biases[g]
-        for i in range(g * group, (g + 1) * group):
-            row[i] = np.float32(np.float32(codes[i]) * scale) + bias
-
-
-@numba.njit(cache=True, nogil=True)
-@no_type_check
-def dequantize_rows(codes, scales, biases, bits, rows):
-    """[DEQ-002] All rows: codes uint8 [rows, bytes], scales and biases float32 [rows, groups] -> rows [rows, cols]."""
-    for r in range(codes.shape[0]):
+    The row is an index and not a slice: a slice per row would cost more than its arithmetic.
+    """
+    group = row.shape[0] // scales.shape[1]
+    for g in range(scales.shape[1]):
+        scale = scales[r, g]
+        bias = biases[r, g]
         if bits == 4:
-            dequantize_row_int4(codes[r], scales[r], biases[r], rows[r])
+            first = g * (group // 2)
+            for i in range(group // 2):
+                byte = codes[r, first + i]
+                row[2 * (first + i)] = np.float32(np.float32(byte & 15) * scale) + bias
+                row[2 * (first + i) + 1] = np.float32(np.float32(byte >> 4) * scale) + bias
         else:
-            dequantize_row_int8(codes[r], scales[r], biases[r], rows[r])
+            first = g * group
+            for i in range(group):
+                row[first + i] = np.float32(np.float32(codes[r, first + i]) * scale) + bias
+
+
+@numba.njit(cache=True, nogil=True)
+@no_type_check
+def dequantize_rows(codes, scales, biases, bits, weights):
+    """[DEQ-002] Codes uint8 [rows, bytes], scales and biases float32 [rows, groups] -> weights [rows, cols]."""
+    row = np.empty(weights.shape[1], np.float32)
+    for r in range(weights.shape[0]):
+        dequantize_row(codes, scales, biases, bits, r, row)
+        for c in range(weights.shape[1]):
+            weights[r, c] = row[c]
 
 
 @numba.njit(cache=True, nogil=True)
@@ -91,10 +87,7 @@ def linear_quantized(x, codes, scales, biases, bits, y):
     row = np.empty(cols, np.float32)
     terms = np.empty(cols, np.float64)
     for r in range(codes.shape[0]):
-        if bits == 4:
-            dequantize_row_int4(codes[r], scales[r], biases[r], row)
-        else:
-            dequantize_row_int8(codes[r], scales[r], biases[r], row)
+        dequantize_row(codes, scales, biases, bits, r, row)
         for t in range(x.shape[0]):
             for c in range(cols):
                 terms[c] = np.float64(row[c]) * np.float64(x[t, c])
@@ -206,13 +199,32 @@ def causal_attention(q, keys, values, first, scale, y):
 
 @numba.njit(cache=True, nogil=True)
 @no_type_check
+def sigmoid(x, y):
+    """[NUM-003] `1 / (1 + exp(-x))` of float32 x [size] in float64, without overflow on either side."""
+    for i in range(x.shape[0]):
+        decayed = math.exp(-abs(np.float64(x[i])))
+        y[i] = (1.0 if x[i] >= 0 else decayed) / (1.0 + decayed)
+
+
+@numba.njit(cache=True, nogil=True)
+@no_type_check
 def erf(x, y):
     """[NUM-003] The error function of float64 x, elementwise."""
     for i in range(x.shape[0]):
         y[i] = math.erf(x[i])
 
 
-KERNELS = (linear_float32, linear_quantized, dequantize_rows, rms_norm, causal_conv, delta_rule, causal_attention, erf)
+KERNELS = (
+    linear_float32,
+    linear_quantized,
+    dequantize_rows,
+    rms_norm,
+    causal_conv,
+    delta_rule,
+    causal_attention,
+    sigmoid,
+    erf,
+)
 
 
 def compiled_before() -> bool:

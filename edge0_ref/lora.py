@@ -6,7 +6,6 @@ from jaxtyping import Float32
 from edge0_ref import kernels
 from edge0_ref.bits import widen
 from edge0_ref.contract import Array, Lora, QuantizedMatrix
-from edge0_ref.dequant import as_bytes
 from edge0_ref.errors import ShapeError
 
 Activations = Float32[np.ndarray, "tokens cols"]
@@ -32,9 +31,7 @@ def _multiply(x: Activations, weight: QuantizedMatrix | Array) -> Outputs:
     x = np.ascontiguousarray(x, np.float32)
     y = np.empty((x.shape[0], rows), np.float32)
     if isinstance(weight, QuantizedMatrix):
-        kernels.linear_quantized(
-            x, as_bytes(weight.packed), widen(weight.scales), widen(weight.biases), weight.bits, y
-        )
+        kernels.linear_quantized(x, weight.codes, widen(weight.scales), widen(weight.biases), weight.bits, y)
     else:
         kernels.linear_float32(x, widen(weight), y)
     return y

@@ -1,0 +1,164 @@
+"""Text <-> token ids: the model folder's own tokenizer.json, its chat template, and decoding one token at a time."""
+
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edge0_ref.config import read_json
+from edge0_ref.errors import CheckpointError, UsageError
+
+if TYPE_CHECKING:
+    import tokenizers
+
+Message = Mapping[str, Any]
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+
+
+class Tokenizer:
+    """[ENG-001] encode and decode are those of tokenizer.json; text never gains or loses a character in between."""
+
+    def __init__(self, inner: "tokenizers.Tokenizer", template: str | None, names: Mapping[str, str]) -> None:
+        self._inner, self._template, self._names = inner, template, names
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self._inner.get_vocab_size(with_added_tokens=True))
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._template is not None
+
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """Ids of a text; `special` lets the tokenizer add its begin token, which a chat template writes itself."""
+        return list(self._inner.encode(text, add_special_tokens=special).ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ids, without special tokens; bytes that are no UTF-8 become U+FFFD."""
+        return str(self._inner.decode(list(ids), skip_special_tokens=True))
+
+    def token(self, token_id: int) -> str:
+        """How the vocabulary writes one token, for people ("Ġthe"); "?" for an id it does not have."""
+        return self._inner.id_to_token(token_id) or "?"
+
+    def stream(self) -> "TextStream":
+        return TextStream(self)
+
+    def chat(self, messages: Sequence[Message], **variables: Any) -> str:
+        """[ENG-003] The prompt of a conversation. Raises UsageError for a missing template or one that fails.
+
+        Variables of the template (`enable_thinking=False`) pass through.
+        """
+        if self._template is None:
+            raise UsageError("this model has no chat template: prompt it with plain text")
+        return render(
+            self._template, {"messages": list(messages), "add_generation_prompt": True, **self._names, **variables}
+        )
+
+
+class TextStream:
+    """[ENG-002] Pieces whose concatenation is `decode` of all ids, none of which ends inside a character.
+
+    A token may hold part of a character, and what it means may depend on the one before. So a window of tokens is
+    decoded each time, and text is given out when no later token can change it: all but a last U+FFFD, which may be a
+    character half-way, and nothing while single bytes (`<0x0A>`) arrive, whose run is decoded as one.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._window: list[int] = []
+        self._new = 0  # tokens of the window that no text has been given out for
+        self._given = ""  # text of the window that has been given out
+
+    def push(self, token_id: int) -> str:
+        """The text that is certain now; often empty."""
+        self._window.append(token_id)
+        self._new += 1
+        if BYTE_TOKEN.fullmatch(self._tokenizer.token(token_id)):
+            return ""
+        text = self._tokenizer.decode(self._window)
+        piece = text.removesuffix(REPLACEMENT)[len(self._given) :]
+        self._given += piece
+        if piece and self._given == text:
+            # the next window starts with this piece's tokens: a first token may decode differently from a later one
+            self._window, self._new = self._window[-self._new :], 0
+            self._given = self._tokenizer.decode(self._window)
+        return piece
+
+    def finish(self) -> str:
+        """What was held back, as `decode` has it."""
+        piece = self._tokenizer.decode(self._window)[len(self._given) :]
+        self._given += piece
+        return piece
+
+
+def open_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer of a model folder. Raises CheckpointError when there is none or it is damaged."""
+    import tokenizers
+
+    path = folder / "tokenizer.json"
+    if not path.exists():
+        raise CheckpointError(f"{path}: no such file; without a tokenizer a prompt is given as ids (--prompt-ids 5,6,7)")
+    try:
+        inner = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception
+        raise CheckpointError(f"{path}: not a tokenizer ({error})") from None
+    settings_path = folder / "tokenizer_config.json"
+    settings = read_json(settings_path) if settings_path.exists() else {}
+    template_path = folder / "chat_template.jinja"
+    template = template_path.read_text("utf-8") if template_path.exists() else _default_template(settings)
+    return Tokenizer(inner, template, _special_names(settings))
+
+
+def _default_template(settings: Mapping[str, Any]) -> str | None:
+    """One template, or a list of named ones of which `default` is meant."""
+    template = settings.get("chat_template")
+    if isinstance(template, list):
+        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+        template = named.get("default")
+    return template if isinstance(template, str) else None
+
+
+def _special_names(settings: Mapping[str, Any]) -> dict[str, str]:
+    """`bos_token` and its like, which templates use; a token is a string or an object with its content."""
+    names = {}
+    for key, value in settings.items():
+        content = value.get("content") if isinstance(value, dict) else value
+        if key.endswith("_token") and isinstance(content, str):
+            names[key] = content
+    return names
+
+
+def render(template: str, variables: Mapping[str, Any]) -> str:
+    """[ENG-003] A chat template in a sandbox: it can neither import, nor change what it is given, nor reach a file.
+
+    Functions and block trimming are those that published templates count on: `tojson`, `raise_exception`,
+    `strftime_now`, and `break` and `continue` in loops. Raises UsageError.
+    """
+    import jinja2
+    import jinja2.sandbox
+
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals |= {"raise_exception": _raise_exception, "strftime_now": datetime.now().strftime}
+    try:
+        return environment.from_string(template).render(**variables)
+    except UsageError:
+        raise
+    except Exception as error:  # a template is a program: it can fail in any way
+        raise UsageError(f"the chat template fails: {type(error).__name__}: {error}") from None
+
+
+def _to_json(value: Any, indent: int | None = None, ensure_ascii: bool = False) -> str:
+    """JSON as it is: jinja2's own filter escapes `<` and `&` for web pages."""
+    import json
+
+    return json.dumps(value, indent=indent, ensure_ascii=ensure_ascii)
+
+
+def _raise_exception(message: str) -> str:
+    raise UsageError(f"the chat template refuses this conversation: {message}")
