@@ -9,23 +9,25 @@ Metadata is one JSON string under the key `__metadata__` of the file's own metad
 """
 
 import json
+import math
 import re
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors
+from safetensors.numpy import save_file
 
 from edge0_ref.bits import widen
-from edge0_ref.config import ModelConfig
+from edge0_ref.config import ModelConfig, parse_object
 from edge0_ref.contract import Array, Lora, PrerouterHead
-from edge0_ref.errors import AdapterError, CheckpointError
+from edge0_ref.errors import AdapterError, CheckpointError, ReadError
 from edge0_ref.readers import open_for_reading, read_exactly
 from edge0_ref.safetensors_header import TensorInfo, read_header
 
-HEAD_KEY = re.compile(r"layers\.(\d+)\.(?:mlp\.prerouter\.)?(fc1|fc2|linear_init)\.weight")
+HEAD_KEY = re.compile(r"layers\.([0-9]{1,6})\.(?:mlp\.prerouter\.)?(fc1|fc2|linear_init)\.weight")
 LORA_KEY = re.compile(r"(.+)\.(lora_A|lora_B)")
 HEAD_PARTS = ("fc1", "fc2", "linear_init")
 SETTINGS = ("K", "r", "alpha", "owners")
@@ -68,7 +70,7 @@ def open_adapters(folder: Path | str, config: ModelConfig) -> Adapters:
             raise AdapterError(str(error)) from None
         told = _decode_metadata(path, raw)
         for key in SETTINGS:
-            if metadata.get(key, told.get(key)) != told.get(key, metadata.get(key)):
+            if key in metadata and key in told and str(metadata[key]) != str(told[key]):
                 raise AdapterError(f"{path}: {key} is {told[key]}, another file of the folder says {metadata[key]}")
         metadata |= told
         for name, info in tensors.items():
@@ -89,25 +91,25 @@ def _decode_metadata(path: Path, raw: Mapping[str, str]) -> dict[str, Any]:
     values: dict[str, Any] = {key: value for key, value in raw.items() if key != "__metadata__"}
     if "__metadata__" in raw:
         try:
-            nested = json.loads(raw["__metadata__"])
-        except json.JSONDecodeError as error:
-            raise AdapterError(f"{path}: the metadata is not JSON ({error})") from None
-        if not isinstance(nested, dict):
-            raise AdapterError(f"{path}: the metadata is not a JSON object")
-        values |= nested
+            values |= parse_object(raw["__metadata__"].encode(errors="replace"), f"{path}: the metadata")
+        except CheckpointError as error:
+            raise AdapterError(str(error)) from None
     return values
 
 
 def _put(parts: dict[str, Array], part: str, info: TensorInfo) -> None:
     if info.dtype not in ("F32", "F16", "BF16"):
         raise AdapterError(f"{info.path}: {info.name}: dtype {info.dtype}, wanted F16, BF16 or F32")
-    if len(info.shape) != 2:
+    if len(info.shape) != 2 or 0 in info.shape:
         raise AdapterError(f"{info.path}: {info.name}: shape {list(info.shape)}, wanted a matrix")
     if part in parts:
         raise AdapterError(f"{info.path}: {info.name} occurs twice in the folder")
     data = np.empty(info.nbytes, np.uint8)
-    with open_for_reading(info.path) as file:
-        read_exactly(file, info.offset, memoryview(data))
+    try:
+        with open_for_reading(info.path) as file:
+            read_exactly(file, info.offset, memoryview(data))
+    except OSError as error:
+        raise ReadError(f"{info.path}: reading {info.name} failed: {error}") from error
     values = widen(data.view(info.numpy_dtype).reshape(info.shape))
     if not np.isfinite(values).all():
         raise AdapterError(f"{info.path}: {info.name}: holds NaN or infinity")
@@ -117,6 +119,8 @@ def _put(parts: dict[str, Array], part: str, info: TensorInfo) -> None:
 def _module(name: str, config: ModelConfig) -> str:
     """The model's own path for a LoRA target; published files leave out or keep the outermost prefix."""
     for module in (name, f"language_model.{name}", name.removeprefix("language_model.")):
+        if module == config.embedding:
+            raise AdapterError(f"LoRA target {name}: the embedding is looked up, not multiplied")
         if module in config.tensors.linears:
             return module
     experts = tuple(f"{path}." for paths in config.tensors.experts.values() for path in paths)
@@ -130,9 +134,12 @@ def _number(metadata: Mapping[str, Any], *names: str) -> float | None:
         value = metadata.get(name)
         if value is not None:
             try:
-                return float(value)
-            except (TypeError, ValueError):
-                raise AdapterError(f"adapter metadata: {name} is {value!r}, wanted a number") from None
+                number = float(value)
+            except (TypeError, ValueError, OverflowError):
+                number = math.nan
+            if not math.isfinite(number) or number <= 0 or isinstance(value, bool):
+                raise AdapterError(f"adapter metadata: {name} is {reprlib.repr(value)}, wanted a number above 0")
+            return number
     return None
 
 
@@ -177,9 +184,10 @@ def _check_owners(folder: Path, metadata: Mapping[str, Any], heads: Mapping[int,
     if owners is None:
         return
     try:
-        promised = sorted(int(owner) for owner in (json.loads(owners) if isinstance(owners, str) else owners))
-    except (TypeError, ValueError):
-        raise AdapterError(f"{folder}: owners is {owners!r}, wanted a list of layers") from None
+        listed = json.loads(owners) if isinstance(owners, str) else owners
+        promised = sorted(owner for owner in listed if 0 <= owner == int(owner))
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        raise AdapterError(f"{folder}: owners is {reprlib.repr(owners)}, wanted a list of layers") from None
     if promised != sorted(heads):
         differ = sorted(set(promised) ^ set(heads))
         raise AdapterError(f"{folder}: the metadata names the owners {promised}, the files hold others: {differ}")
@@ -205,20 +213,24 @@ def _lora(module: str, parts: Mapping[str, Array], metadata: Mapping[str, Any], 
 def write_adapters(
     path: Path, heads: Mapping[int, PrerouterHead], loras: Mapping[str, Lora], metadata: Mapping[str, Any]
 ) -> None:
-    """[PRE-013] One file, float16, metadata as published; whole or not at all (written aside, then renamed)."""
+    """[PRE-013] One file, float16, metadata as published; whole or not at all (written aside, then renamed).
+
+    Raises AdapterError for values that float16 cannot hold.
+    """
     tensors: dict[str, Array] = {}
     for owner, head in heads.items():
         for part, values in zip(HEAD_PARTS, (head.fc1, head.fc2, head.linear), strict=True):
             tensors[f"layers.{owner}.{part}.weight"] = values
     for module, lora in loras.items():
         tensors |= {f"{module}.lora_A": lora.down, f"{module}.lora_B": lora.up}
-    entries = {}
-    for name, values in tensors.items():
-        half = np.ascontiguousarray(values, np.float16)
-        entries[name] = {"dtype": "float16", "shape": list(half.shape), "data": half.tobytes()}
+    with np.errstate(over="ignore"):
+        halves = {name: np.ascontiguousarray(values, np.float16) for name, values in tensors.items()}
+    for name, half in halves.items():
+        if not np.isfinite(half).all():
+            raise AdapterError(f"{path}: {name} holds NaN, infinity, or a value beyond float16")
     aside = path.with_name(f"{path.name}.partial")
     try:
-        safetensors.serialize_file(entries, str(aside), {"__metadata__": json.dumps(dict(metadata), sort_keys=True)})
+        save_file(halves, aside, {"__metadata__": json.dumps(dict(metadata), sort_keys=True)})
         aside.replace(path)
     finally:
         aside.unlink(missing_ok=True)

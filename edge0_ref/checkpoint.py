@@ -1,5 +1,6 @@
 """A checkpoint: config, shards, and every tensor's place, checked against each other before a weight is read."""
 
+import reprlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -105,10 +106,10 @@ def read_shards(folder: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
     headers: dict[str, dict[str, TensorInfo]] = {}
     tensors, metadata = {}, {}
     for name, file in weight_map.items():
-        if not isinstance(file, str) or Path(file).name != file:
-            raise CheckpointError(f"{index}: {name} is in {file!r}, wanted a file name")
+        if not isinstance(file, str) or Path(file).name != file or not 0 < len(file.encode(errors="replace")) < 256:
+            raise CheckpointError(f"{index}: {name} is in {reprlib.repr(file)}, wanted a file name")
         if file not in headers:
-            if not (folder / file).exists():
+            if not (folder / file).is_file():
                 raise CheckpointError(f"{index}: names the shard {file}, which is missing")
             headers[file], shard_metadata = read_header(folder / file)
             metadata.update(shard_metadata)

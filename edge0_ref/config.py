@@ -5,6 +5,8 @@ config.json says that and what its tensors are called.
 """
 
 import json
+import math
+import reprlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -127,6 +129,9 @@ class ModelConfig:
         return next(iter(self.moe_layers.values())).router.top_k
 
 
+LARGEST = 2**31 - 1  # of any size in a config: products of a few stay printable, nothing absurd is allocated
+
+
 class Fields:
     """A JSON object whose fields are read with their type checked; errors name the file, the field and the value."""
 
@@ -134,22 +139,30 @@ class Fields:
         self.values, self.origin = values, origin
 
     def get(self, name: str, kind: type[Any], default: Any = ...) -> Any:
-        """The field as `kind`; an int is accepted for float, a bool never for int."""
+        """The field as `kind`; an int is accepted for float, a bool never for int, NaN and infinity never."""
         value = self.values.get(name, None)
         if value is None:
             if default is ...:
                 raise CheckpointError(f"{self.origin}: the field {name!r} is missing")
             return default
-        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        if kind is float and type(value) is int and abs(value) < LARGEST:
             value = float(value)
         if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
-            raise CheckpointError(f"{self.origin}: {name} is {value!r}, wanted {kind.__name__}")
+            raise CheckpointError(f"{self.origin}: {name} is {reprlib.repr(value)}, wanted {kind.__name__}")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise CheckpointError(f"{self.origin}: {name} is {value}, wanted a number")
         return value
 
-    def positive(self, name: str, default: Any = ...) -> int:
+    def positive(self, name: str, default: Any = ..., most: int = LARGEST) -> int:
         value = cast(int, self.get(name, int, default))
-        if value < 1:
-            raise CheckpointError(f"{self.origin}: {name} is {value}, wanted at least 1")
+        if not 1 <= value <= most:
+            raise CheckpointError(f"{self.origin}: {name} is {reprlib.repr(value)}, wanted 1 to {most}")
+        return value
+
+    def positive_float(self, name: str, default: float) -> float:
+        value = cast(float, self.get(name, float, default))
+        if value <= 0:
+            raise CheckpointError(f"{self.origin}: {name} is {value}, wanted a number above 0")
         return value
 
     def section(self, name: str) -> "Fields":
@@ -159,13 +172,31 @@ class Fields:
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file. Raises CheckpointError, naming the file, when it is missing or not an object."""
     try:
-        value = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(f"{path}: no such file") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise CheckpointError(f"{path}: not readable as JSON ({error})") from None
+        text = path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror or error}") from None
+    return parse_object(text, str(path))
+
+
+def parse_object(text: bytes, origin: str) -> dict[str, Any]:
+    """A JSON object in which no name occurs twice. Raises CheckpointError, naming `origin`."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        for name, value in pairs:
+            if name in values:
+                raise CheckpointError(f"{origin}: the name {reprlib.repr(name)} occurs twice")
+            values[name] = value
+        return values
+
+    try:
+        value = json.loads(text.decode("utf-8"), object_pairs_hook=unique)
+    except CheckpointError:
+        raise
+    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, numbers or nesting beyond Python's limits
+        raise CheckpointError(f"{origin}: not readable as JSON ({error})") from None
     if not isinstance(value, dict):
-        raise CheckpointError(f"{path}: holds a {type(value).__name__}, wanted a JSON object")
+        raise CheckpointError(f"{origin}: holds a {type(value).__name__}, wanted a JSON object")
     return value
 
 
@@ -180,7 +211,7 @@ def read_config(folder: Path) -> ModelConfig:
     for family in FAMILIES:
         if family.matches(model_type, architectures):
             return family.read(fields, read_quantization(fields), read_eos(folder, fields))
-    named = ", ".join([*map(str, architectures), model_type]).strip(", ") or "none named"
+    named = reprlib.repr([*architectures, model_type])
     known = ", ".join(family.ARCHITECTURE for family in FAMILIES)
     raise UnsupportedModelError(f"{path}: architecture {named}; edge0 runs {known}")
 
@@ -194,10 +225,13 @@ def read_quantization(fields: Fields) -> QuantizationConfig:
     if mode != "affine":
         raise UnsupportedModelError(f"{section.origin}: mode {mode!r}, edge0 reads 'affine'")
     overrides = {}
-    for module, override in values.items():
-        if isinstance(override, dict):
-            part = Fields(override, f"{section.origin}: {module}")
-            overrides[module] = (part.positive("bits"), part.positive("group_size"))
+    for module in values.keys() - {"bits", "group_size", "mode"}:
+        if isinstance(values[module], bool):
+            continue  # converters write false for a module they left as it is
+        part = section.section(module)
+        if part.get("mode", str, mode) != mode:
+            raise UnsupportedModelError(f"{part.origin}: mode {part.values['mode']!r}, edge0 reads {mode!r}")
+        overrides[module] = (part.positive("bits"), part.positive("group_size"))
     return QuantizationConfig(section.positive("bits"), section.positive("group_size"), overrides)
 
 
@@ -211,6 +245,6 @@ def read_eos(folder: Path, fields: Fields) -> tuple[int, ...]:
     ids: list[int] = []
     for source in sources:
         ids += source if isinstance(source, list) else [] if source is None else [source]
-    if not all(isinstance(token, int) and not isinstance(token, bool) for token in ids):
-        raise CheckpointError(f"{folder}: eos_token_id is {ids}, wanted token ids")
+    if not all(type(token) is int and 0 <= token <= LARGEST for token in ids):
+        raise CheckpointError(f"{folder}: eos_token_id is {reprlib.repr(ids)}, wanted token ids")
     return tuple(sorted(set(ids)))

@@ -159,7 +159,10 @@ class ReferenceDecoder:
         self.observe("embedding", -1, hidden)
         consumed, self.state.predicted = self.state.predicted, {}
         for layer in self.layers:
-            hidden = self._run_layer(layer, hidden, consumed.get(layer.number), executors[layer.number])
+            executor = executors[layer.number]
+            hidden = self._run_layer(layer, hidden, consumed.get(layer.number), executor)
+            if executors is not self._decode:
+                executor.close()  # a layer's prefill memory is the next layer's
         self.state.position += len(tokens)
         self._interrupted = False
         return hidden

@@ -53,6 +53,8 @@ class FileExpertStore:
         """Raises ReadError for a failing disk or a shrunken file, CheckpointError for NaN coefficients."""
         if not 0 <= expert < self._num_experts:
             raise IndexError(f"layer {self.layer}: expert {expert} of {self._num_experts}")
+        if not self._readers:
+            raise ReadError(f"layer {self.layer} expert {expert}: the model's files are closed")
         view = memoryview(slot)
         for piece in self._pieces:
             target = view[piece.slot_offset : piece.slot_offset + piece.nbytes]
@@ -130,6 +132,8 @@ def _experts_module(checkpoint: Checkpoint, layer: int) -> str:
         if f"{module}.gate_proj.weight" in checkpoint:
             return module
     mlp = checkpoint.config.layers[layer].mlp_path
+    if f"{mlp}.gate_proj.weight" in checkpoint:
+        raise CheckpointError(f"layer {layer} is dense ({mlp}.gate_proj), config.json promises routed experts")
     if any(name.startswith(f"{mlp}.experts.0.") for name in checkpoint.tensors):
         raise CheckpointError(f"layer {layer}: experts are stored one by one; edge0 reads them stacked")
     raise CheckpointError(f"layer {layer}: no routed experts; wanted {' or '.join(candidates)}.gate_proj.weight")

@@ -28,6 +28,9 @@ def open_checkpoint(folder: Path | str) -> Checkpoint:
 def verify(checkpoint: Checkpoint) -> None:
     """[STO-007] Every promised tensor is there in its shape, and no other. Raises CheckpointError, naming one."""
     known: set[str] = set()
+    for layer, moe in checkpoint.config.moe_layers.items():
+        _, pieces = find_experts(checkpoint, layer, moe)
+        known |= {piece.tensor for piece in pieces}
     for module, (rows, cols) in checkpoint.config.tensors.linears.items():
         if f"{module}.scales" in checkpoint or f"{module}.biases" in checkpoint:
             checkpoint.quantization(module, (rows,), cols)
@@ -38,9 +41,6 @@ def verify(checkpoint: Checkpoint) -> None:
     for name, shape in checkpoint.config.tensors.vectors.items():
         check_float(checkpoint, name, shape)
         known.add(name)
-    for layer, moe in checkpoint.config.moe_layers.items():
-        _, pieces = find_experts(checkpoint, layer, moe)
-        known |= {piece.tensor for piece in pieces}
     unknown = sorted(set(checkpoint.tensors) - known)
     if unknown:
         more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""

@@ -38,13 +38,17 @@ class Read:
     def wait(self) -> float:
         """[STO-031] Until the bytes are there; the seconds it took. Raises what the read raised.
 
-        A read that no thread has begun is done by the caller itself, who would otherwise only sleep.
+        A read that no thread has begun is done by the caller itself, who would otherwise only sleep. One that failed
+        is tried again: a read ahead is a hint, so what counts is whether it fails now that it is needed.
         """
         start = time.perf_counter()
         if not self.ended.is_set():
             self.run()
             self.ended.wait()
-        if self.error is not None:
+        if isinstance(self.error, Exception):
+            self.store.read_into(self.expert, self.slot)
+            self.error = None
+        elif self.error is not None:
             raise self.error
         return time.perf_counter() - start
 

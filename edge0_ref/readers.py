@@ -73,7 +73,11 @@ class MmapReader:
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_RDONLY)
-        self._map = mmap.mmap(self._file, 0, prot=mmap.PROT_READ)
+        try:
+            self._map = mmap.mmap(self._file, 0, prot=mmap.PROT_READ)
+        except BaseException:
+            os.close(self._file)
+            raise
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
         size = os.fstat(self._file).st_size

@@ -4,8 +4,9 @@ Format: 8 bytes little-endian header length, JSON, data. mlx writes the header u
 and tensors lie in any order. Source: the format description of huggingface/safetensors.
 """
 
-import json
 import os
+import reprlib
+import stat
 import struct
 from dataclasses import dataclass
 from math import prod
@@ -14,9 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from edge0_ref.config import parse_object
 from edge0_ref.errors import CheckpointError
 
 MAX_HEADER_BYTES = 100_000_000
+MAX_AXES = 16
 DTYPES: dict[str, np.dtype[Any]] = {
     "F32": np.dtype("<f4"),
     "F16": np.dtype("<f2"),
@@ -53,7 +56,10 @@ class TensorInfo:
 def read_header(path: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
     """[STO-001] Tensors and metadata of a file, every extent checked. Raises CheckpointError, naming the tensor."""
     try:
-        size = os.stat(path).st_size
+        status = os.stat(path)
+        if not stat.S_ISREG(status.st_mode):
+            raise CheckpointError(f"{path}: not a regular file")
+        size = status.st_size
         with open(path, "rb") as file:
             start = file.read(8)
             length = struct.unpack("<Q", start)[0] if len(start) == 8 else -1
@@ -62,7 +68,7 @@ def read_header(path: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
             text = file.read(length)
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror or error}") from None
-    entries = _parse(path, text)
+    entries = parse_object(text, f"{path}: the header")
     metadata = entries.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise CheckpointError(f"{path}: __metadata__ is not a table of strings")
@@ -71,33 +77,17 @@ def read_header(path: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
     return tensors, metadata
 
 
-def _parse(path: Path, text: bytes) -> dict[str, Any]:
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        names = [name for name, _ in pairs]
-        if len(set(names)) != len(names):
-            twice = next(name for name in names if names.count(name) > 1)
-            raise CheckpointError(f"{path}: the name {twice!r} occurs twice in the header")
-        return dict(pairs)
-
-    try:
-        entries = json.loads(text.decode("utf-8"), object_pairs_hook=unique)
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise CheckpointError(f"{path}: the header is not JSON ({error})") from None
-    if not isinstance(entries, dict):
-        raise CheckpointError(f"{path}: the header is not a JSON object")
-    return entries
-
-
 def _tensor(path: Path, name: str, entry: Any, data_start: int) -> TensorInfo:
     try:
         dtype, shape, (first, last) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
-        whole = all(type(number) is int and number >= 0 for number in (*shape, first, last))
+        whole = all(type(number) is int and 0 <= number < 2**63 for number in (*shape, first, last))
+        whole = whole and isinstance(dtype, str) and len(shape) <= MAX_AXES
     except (TypeError, KeyError, ValueError):
         whole = False
     if not whole:
         raise CheckpointError(f"{path}: tensor {name}: the header entry is not dtype, shape and data_offsets")
     if dtype not in DTYPES:
-        raise CheckpointError(f"{path}: tensor {name}: dtype {dtype!r}, wanted one of {', '.join(DTYPES)}")
+        raise CheckpointError(f"{path}: tensor {name}: dtype {reprlib.repr(dtype)}, wanted one of {', '.join(DTYPES)}")
     nbytes = prod(shape) * DTYPES[dtype].itemsize
     if last - first != nbytes:
         raise CheckpointError(
@@ -109,6 +99,11 @@ def _tensor(path: Path, name: str, entry: Any, data_start: int) -> TensorInfo:
 def _check_extents(path: Path, tensors: list[TensorInfo], data_start: int, size: int) -> None:
     """[STO-002] Extents tile the data exactly: no overlap, no hole, nothing beyond the end."""
     end, before = data_start, "the header"
+    for tensor in tensors:
+        if tensor.offset + tensor.nbytes > size:
+            raise CheckpointError(
+                f"{path}: tensor {tensor.name} ends at byte {tensor.offset + tensor.nbytes}, the file at {size}: truncated?"
+            )
     for tensor in sorted(tensors, key=lambda tensor: (tensor.offset, tensor.nbytes)):
         if tensor.offset < end:
             raise CheckpointError(f"{path}: tensor {tensor.name} overlaps {before}")
@@ -116,5 +111,4 @@ def _check_extents(path: Path, tensors: list[TensorInfo], data_start: int, size:
             raise CheckpointError(f"{path}: {tensor.offset - end} bytes between {before} and {tensor.name} are unused")
         end, before = tensor.offset + tensor.nbytes, tensor.name
     if end != size:
-        what = "truncated" if end > size else "followed by bytes that belong to no tensor"
-        raise CheckpointError(f"{path}: {what}: the tensors end at byte {end}, the file at {size}")
+        raise CheckpointError(f"{path}: {size - end} bytes after {before} belong to no tensor")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edge0_ref.contract import Array, Counters, ExpertStore, Routing
+from edge0_ref.contract import Array, Counters, Expert, ExpertStore, Routing
 from edge0_ref.errors import BudgetError
 from edge0_ref.executors.exact import run_into
 from edge0_ref.experts import combine
@@ -25,10 +25,13 @@ class StagedExecutor:
     def __init__(self, store: ExpertStore, slots: int, prefetcher: Prefetcher, counters: Counters) -> None:
         if slots < 1:
             raise BudgetError(f"an executor with {slots} slots, wanted at least 1")
-        self._store, self._prefetcher, self.counters = store, prefetcher, counters
-        self._bank = np.empty((slots, store.layout.nbytes), np.uint8)
-        self._experts = [store.layout.view(slot) for slot in self._bank]  # views: they follow the slot's bytes
-        self._table = SlotTable(slots, self.policy)
+        self._store, self._prefetcher, self.counters, self._slots = store, prefetcher, counters, slots
+        self._start_empty()
+
+    def _start_empty(self) -> None:
+        self._table = SlotTable(self._slots, self.policy)
+        self._bank: Array | None = None  # allocated by the first read
+        self._experts: list[Expert] = []  # views of the bank's slots: they follow the bytes
         self._reads: dict[int, Read] = {}  # slot -> its last read
         self._ahead: set[int] = set()  # read ahead and not used since
 
@@ -69,13 +72,16 @@ class StagedExecutor:
     def close(self) -> None:
         for read in self._reads.values():
             read.abandon()
-        self._reads.clear()
+        self._start_empty()
 
     def _read(self, placement: Placement, urgency: Urgency) -> None:
         """[EXE-012] A slot has one writer: an unfinished read of an evicted expert ends before the next begins."""
         if placement.slot in self._reads:
             self._reads[placement.slot].abandon()
         self._ahead.discard(placement.expert)
+        if self._bank is None:
+            self._bank = np.empty((self._slots, self._store.layout.nbytes), np.uint8)
+            self._experts = [self._store.layout.view(slot) for slot in self._bank]
         slot = self._bank[placement.slot]
         self._reads[placement.slot] = self._prefetcher.submit(self._store, placement.expert, slot, urgency)
         self.counters.reads += 1

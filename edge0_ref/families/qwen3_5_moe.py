@@ -3,6 +3,7 @@
 Source: the published config.json files and the key names of mlx-lm's converted checkpoints.
 """
 
+import reprlib
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -25,6 +26,8 @@ MODEL_TYPES = ("qwen3_5_moe", "qwen3_5_moe_text")
 
 SKIPPED = ("vision_tower.", "model.visual.", "mtp.", "language_model.mtp.")
 MODEL = "language_model.model"
+LAYER_KINDS = ("linear_attention", "full_attention")
+MOST_LAYERS = 4096
 
 
 def matches(model_type: str, architectures: Sequence[str]) -> bool:
@@ -39,7 +42,7 @@ def read(fields: Fields, quantization: QuantizationConfig, eos_token_ids: tuple[
     if text.get("attention_bias", bool, False):
         raise UnsupportedModelError(f"{text.origin}: attention_bias is true; edge0 runs projections without bias")
     if text.get("hidden_act", str, "silu") != "silu":
-        raise UnsupportedModelError(f"{text.origin}: hidden_act is {text.values['hidden_act']!r}, wanted 'silu'")
+        raise UnsupportedModelError(f"{text.origin}: hidden_act is {reprlib.repr(text.values['hidden_act'])}, wanted 'silu'")
     moe = _moe(text)
     mixers = {"full_attention": _attention(text), "linear_attention": _gated_delta(text)}
     layers = tuple(_layer(number, kind, mixers[kind], moe) for number, kind in enumerate(_layer_types(text)))
@@ -50,7 +53,7 @@ def read(fields: Fields, quantization: QuantizationConfig, eos_token_ids: tuple[
         family="qwen3_5_moe",
         hidden_size=hidden_size,
         vocab_size=vocab_size,
-        norm_epsilon=text.get("rms_norm_eps", float, 1e-6),
+        norm_epsilon=text.positive_float("rms_norm_eps", 1e-6),
         layers=layers,
         embedding=embedding,
         head=embedding if tied else "language_model.lm_head",
@@ -143,20 +146,21 @@ def _layer(number: int, kind: str, mixer: MixerConfig, moe: MoeConfig) -> LayerC
 
 
 def _layer_types(text: Fields) -> list[str]:
-    count = text.positive("num_hidden_layers")
+    count = text.positive("num_hidden_layers", most=MOST_LAYERS)
     every = text.positive("full_attention_interval", 4)
     default = ["linear_attention" if (layer + 1) % every else "full_attention" for layer in range(count)]
     kinds: list[str] = text.get("layer_types", list, default)
-    if len(kinds) != count or not set(kinds) <= {"linear_attention", "full_attention"}:
-        raise CheckpointError(
-            f"{text.origin}: layer_types has {len(kinds)} entries of {sorted(set(map(str, kinds)))} for {count} layers"
-        )
+    if len(kinds) != count:
+        raise CheckpointError(f"{text.origin}: layer_types has {len(kinds)} entries for {count} layers")
+    for kind in kinds:
+        if kind not in LAYER_KINDS:
+            raise CheckpointError(f"{text.origin}: layer_types holds {reprlib.repr(kind)}, wanted one of {LAYER_KINDS}")
     return kinds
 
 
 def _attention(text: Fields) -> MixerConfig:
     rope = text.section("rope_parameters") if "rope_parameters" in text.values else text
-    if rope.get("type", str, rope.get("rope_type", str, "default")) != "default":
+    if rope.get("type", str, rope.get("rope_type", str, "default")) != "default" or text.get("rope_scaling", dict, {}):
         raise UnsupportedModelError(f"{rope.origin}: scaled rotary embeddings; edge0 runs the default ones")
     heads, kv_heads = text.positive("num_attention_heads"), text.positive("num_key_value_heads")
     if heads % kv_heads:
@@ -165,7 +169,7 @@ def _attention(text: Fields) -> MixerConfig:
     rotary_size = int(head_size * rope.get("partial_rotary_factor", float, 0.25))
     if rotary_size % 2 or not 0 < rotary_size <= head_size:
         raise CheckpointError(f"{rope.origin}: {rotary_size} rotary dims of a head of {head_size}")
-    return AttentionConfig(heads, kv_heads, head_size, rotary_size, rope.get("rope_theta", float, 1e7))
+    return AttentionConfig(heads, kv_heads, head_size, rotary_size, rope.positive_float("rope_theta", 1e7))
 
 
 def _gated_delta(text: Fields) -> MixerConfig:
@@ -182,7 +186,7 @@ def _gated_delta(text: Fields) -> MixerConfig:
 
 
 def _moe(text: Fields) -> MoeConfig:
-    if "num_experts" not in text.values:
+    if text.values.get("num_experts") in (None, 0):
         raise UnsupportedModelError(f"{text.origin}: a dense model (no num_experts); edge0 streams experts")
     num_experts, top_k = text.positive("num_experts"), text.positive("num_experts_per_tok")
     if top_k > num_experts:

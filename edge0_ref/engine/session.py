@@ -1,0 +1,223 @@
+"""A session: one decoder, one text at a time, piece by piece, with an account of what it cost."""
+
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, Self
+
+from edge0_ref.config import ModelConfig
+from edge0_ref.contract import Array, Counters, Decoder
+from edge0_ref.engine.memory import peak_bytes
+from edge0_ref.engine.sampling import DrawStream, SamplingSettings, sample
+from edge0_ref.engine.stops import StopStrings
+from edge0_ref.errors import UsageError
+from edge0_ref.tokens import TextStream, Tokenizer
+
+FinishReason = Literal["stop", "length"]
+Prompt = str | Sequence[int]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """[ENG-040] Text that is certain now, and the token that made it so; a last piece may come without a token."""
+
+    text: str
+    token_id: int | None
+
+
+@dataclass(frozen=True)
+class Result:
+    """[ENG-041] A text and what it cost, so far or in the end.
+
+    token_ids: without the id that ended the text; tokens_per_second: decode steps over the time spent in them;
+    time_to_first_token: seconds from the start of the prompt; bytes_read .. wait_seconds: `contract.Counters`, of this
+    text; hit_rate: share of the needed experts that were in a slot already; peak_bytes: of the whole process.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None
+    prompt_tokens: int
+    seed: int | None
+    prefill_tokens_per_second: float
+    tokens_per_second: float
+    time_to_first_token: float
+    hit_rate: float
+    bytes_read: int
+    reads: int
+    hits: int
+    read_ahead: int
+    on_demand: int
+    drops: int
+    wait_seconds: float
+    peak_bytes: int
+
+
+class Session:
+    """[ENG-042] Texts through one decoder, one at a time; each starts at position 0, after an error too.
+
+    context: tokens the decoder has room for; to_numpy: the backend's, for its logits; tokenizer: None if prompts are
+    ids and nobody wants text.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder[Any],
+        config: ModelConfig,
+        context: int,
+        tokenizer: Tokenizer | None = None,
+        to_numpy: Callable[[Any], Array] = lambda array: array,  # noqa: B008
+    ) -> None:
+        self.decoder, self.config, self.context = decoder, config, context
+        self.tokenizer, self.to_numpy = tokenizer, to_numpy
+        self.running: Generation | None = None
+
+    def generate(
+        self,
+        prompt: Prompt,
+        max_tokens: int = 256,
+        settings: SamplingSettings | None = None,
+        stop: Sequence[str] = (),
+    ) -> "Generation":
+        """Begin a text: iterate over its pieces, read `.result` at any time. Raises UsageError before any work."""
+        ids = self.token_ids(prompt)
+        if max_tokens < 1:
+            raise UsageError(f"max_tokens is {max_tokens}, wanted at least 1")
+        if stop and self.tokenizer is None:
+            raise UsageError("stop strings need a tokenizer, and this model has none")
+        if len(ids) > self.context:
+            raise UsageError(f"a prompt of {len(ids)} tokens, room for {self.context}")
+        settings = settings or SamplingSettings()
+        if settings.temperature > 0 and settings.seed is None:
+            settings = replace(settings, seed=secrets.randbits(32))
+        return Generation(self, ids, max_tokens, settings, StopStrings(stop))
+
+    def logits(self, prompt: Prompt) -> Array:
+        """Logits of every token of a prompt, float32 [tokens, vocab], from position 0."""
+        ids = self.token_ids(prompt)
+        self.running = None
+        self.decoder.reset()
+        return self.to_numpy(self.decoder.all_logits(ids))
+
+    def token_ids(self, prompt: Prompt) -> list[int]:
+        """[ENG-043] The prompt as ids. Raises UsageError when it is empty, or is text and there is no tokenizer."""
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise UsageError("a text prompt needs a tokenizer, and this model has none: give token ids")
+            ids = self.tokenizer.encode(prompt)
+        else:
+            ids = list(prompt)
+        if not ids:
+            raise UsageError("empty prompt: a text needs at least one token to start from")
+        outside = [token for token in ids if not 0 <= token < self.config.vocab_size]
+        if outside:
+            raise UsageError(f"token id {outside[0]} is outside the vocabulary of {self.config.vocab_size}")
+        return ids
+
+
+class Generation(Iterator[Piece]):
+    """One text as it comes: an iterator of pieces. An error ends it and leaves the session usable."""
+
+    def __init__(
+        self, session: Session, prompt: list[int], max_tokens: int, settings: SamplingSettings, stops: StopStrings
+    ) -> None:
+        self._session, self._prompt, self._max_tokens = session, prompt, max_tokens
+        self._settings, self._stops = settings, stops
+        self._stream = TextStream(session.tokenizer) if session.tokenizer else None
+        self._token_ids: list[int] = []
+        self._text = ""
+        self._finish_reason: FinishReason | None = None
+        self._prefill_seconds = self._decode_seconds = self._first_token_seconds = 0.0
+        self._counters_before = replace(session.decoder.counters)
+        self._pieces = self._run()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Piece:
+        piece = next(self._pieces)
+        self._text += piece.text
+        return piece
+
+    def _run(self) -> Iterator[Piece]:
+        """[ENG-044] Ends at an end id ("stop"), a stop string ("stop"), max_tokens or a full context ("length")."""
+        draws = DrawStream(self._settings.seed or 0)
+        logits = self._prefill()
+        while True:
+            token = sample(logits, self._settings, self._prompt, self._token_ids, draws)
+            if token in self._session.config.eos_token_ids:
+                self._finish_reason = "stop"
+                break
+            self._token_ids.append(token)
+            text = self._stops.push(self._stream.push(token)) if self._stream else ""
+            if self._stops.hit:
+                self._finish_reason = "stop"
+            elif len(self._token_ids) == self._max_tokens or self._position == self._session.context:
+                self._finish_reason = "length"
+            yield Piece(text, token)
+            if self._finish_reason:
+                break
+            logits = self._step(token)
+        yield from self._rest()
+
+    def _prefill(self) -> Array:
+        start, session = time.perf_counter(), self._session
+        session.running = self
+        session.decoder.reset()
+        self._counters_before = replace(session.decoder.counters)
+        logits = session.to_numpy(session.decoder.prefill(self._prompt))
+        self._prefill_seconds = time.perf_counter() - start
+        return logits
+
+    def _step(self, token: int) -> Array:
+        if self._session.running is not self:
+            raise UsageError("another text was begun on this session: this one cannot go on")
+        start = time.perf_counter()
+        logits = self._session.to_numpy(self._session.decoder.step(token))
+        self._decode_seconds += time.perf_counter() - start
+        return logits
+
+    def _rest(self) -> Iterator[Piece]:
+        """Text that was held back while more was expected."""
+        text = self._stops.push(self._stream.finish()) if self._stream else ""
+        if self._stops.hit:
+            self._finish_reason = "stop"
+        else:
+            text += self._stops.finish()
+        if text:
+            yield Piece(text, None)
+
+    @property
+    def _position(self) -> int:
+        """Tokens the decoder has seen."""
+        return self._session.decoder.position
+
+    @property
+    def result(self) -> Result:
+        """The text so far and what it cost so far; finish_reason is None while it goes on."""
+        spent = counters_between(self._counters_before, self._session.decoder.counters)
+        needed = spent.hits + spent.read_ahead + spent.on_demand
+        return Result(
+            text=self._text,
+            token_ids=tuple(self._token_ids),
+            finish_reason=self._finish_reason,
+            prompt_tokens=len(self._prompt),
+            seed=self._settings.seed,
+            prefill_tokens_per_second=rate(len(self._prompt), self._prefill_seconds),
+            tokens_per_second=rate(max(len(self._token_ids) - 1, 0), self._decode_seconds),
+            time_to_first_token=self._prefill_seconds,
+            hit_rate=spent.hits / needed if needed else 0.0,
+            peak_bytes=peak_bytes(),
+            **asdict(spent),
+        )
+
+
+def rate(count: int, seconds: float) -> float:
+    return count / seconds if seconds > 0 else 0.0
+
+
+def counters_between(before: Counters, after: Counters) -> Counters:
+    """What happened from one reading of the counters to a later one."""
+    earlier = asdict(before)
+    return Counters(**{name: value - earlier[name] for name, value in asdict(after).items()})
