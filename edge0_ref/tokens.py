@@ -32,7 +32,12 @@ class Tokenizer:
         return self._template is not None
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """Ids of a text; `special` lets the tokenizer add its begin token, which a chat template writes itself."""
+        """Ids of a text; `special` lets the tokenizer add its begin token, which a chat template writes itself.
+
+        Raises UsageError for text that is no Unicode (a command line can hold any bytes).
+        """
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            raise UsageError("the text holds bytes that are not UTF-8")
         return list(self._inner.encode(text, add_special_tokens=special).ids)
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -9,7 +9,7 @@
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
@@ -31,9 +31,9 @@ from edge0_ref.contract import (
     ReadMode,
 )
 from edge0_ref.engine.memory import parse_size, resident_bytes
-from edge0_ref.engine.plan import MemoryPlan, Request, make_plan
+from edge0_ref.engine.plan import MemoryPlan, Request, make_plan, plan_text
 from edge0_ref.engine.sampling import SamplingSettings
-from edge0_ref.engine.session import Generation, Prompt, Session
+from edge0_ref.engine.session import Generation, Prompt, Session, check_max_tokens, prompt_ids
 from edge0_ref.errors import UsageError
 from edge0_ref.inventory import open_checkpoint
 from edge0_ref.tokens import Tokenizer, open_tokenizer
@@ -44,3 +44,154 @@ Notify = Callable[[str], None]
 def embedded_model() -> Path:
     """The model that comes with edge0."""
     return Path(str(files("edge0_ref"))) / "assets" / "kjv-moe"
+
+
+def open_model(
+    folder: Path | str | None = None,
+    *,
+    backend: str = "reference",
+    adapters: Path | str | None = None,
+    use_adapters: bool = True,
+    memory: int | str | None = None,
+    executor: ExecutorKind = "staged",
+    slots: int | None = None,
+    read_mode: ReadMode = "pread",
+    reader_threads: int = 2,
+    context: int | None = None,
+    observe: Observe | None = None,
+    notify: Notify = lambda text: None,
+) -> "Model":
+    """Open a model folder (None: the embedded model); files are checked now, weights are read with the first text.
+
+    adapters: a folder; None takes `adapters` inside the model's folder if it is there. memory: bytes, or "3GiB".
+    context: tokens to plan for; None plans for what a text asks for. notify: told what a user should know. Raises
+    CheckpointError, AdapterError, UsageError.
+    """
+    for what, value, known in (("executor", executor, EXECUTOR_KINDS), ("read mode", read_mode, READ_MODES)):
+        if value not in known:
+            raise UsageError(f"{what} {value!r}, wanted one of {', '.join(known)}")
+    settings = ModelSettings(
+        backend=backend,
+        request=Request(
+            context=context or 1,
+            memory=parse_size(memory) if isinstance(memory, str) else memory,
+            executor=executor,
+            slots=slots,
+            read_mode=read_mode,
+            reader_threads=reader_threads,
+        ),
+        context=context,
+        observe=observe,
+        notify=notify,
+    )
+    checkpoint = open_checkpoint(embedded_model() if folder is None else folder)
+    held = checkpoint.folder / "adapters"
+    chosen = Path(adapters) if adapters is not None else held if held.is_dir() else None
+    opened = open_adapters(chosen, checkpoint.config) if use_adapters and chosen is not None else Adapters()
+    for note in opened.notes:
+        notify(note)
+    return Model(checkpoint, opened, settings)
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """How a model is to be run; `request.context` is filled in for each plan, from `context` if that is given."""
+
+    backend: str
+    request: Request
+    context: int | None
+    observe: Observe | None
+    notify: Notify
+
+
+class Model:
+    """[ENG-050] A checked model, its adapters, and a decoder once one is needed. Use it in a `with`, or `close` it."""
+
+    def __init__(self, checkpoint: Checkpoint, adapters: Adapters, settings: ModelSettings) -> None:
+        self.checkpoint, self.adapters, self.settings = checkpoint, adapters, settings
+        self.plan: MemoryPlan | None = None  # of the decoder that runs now
+        self._session: Session | None = None
+        self._closed = False
+        self._earlier = Counters()  # of decoders closed before
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.checkpoint.config
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """Raises CheckpointError when the folder has none."""
+        return open_tokenizer(self.checkpoint.folder)
+
+    @cached_property
+    def backend(self) -> Backend[Any]:
+        """Raises BackendError."""
+        return find_backend(self.settings.backend)
+
+    @property
+    def counters(self) -> Counters:
+        """What streaming did since the model was opened."""
+        return self._earlier if self._session is None else add(self._earlier, self._session.decoder.counters)
+
+    def generate(
+        self,
+        prompt: Prompt,
+        max_tokens: int = 256,
+        settings: SamplingSettings | None = None,
+        stop: Sequence[str] = (),
+    ) -> Generation:
+        """A text, piece by piece; `.result` says what it was and what it cost. The prompt is text, or token ids."""
+        check_max_tokens(max_tokens)
+        ids = self.token_ids(prompt)
+        return self._session_for(len(ids), len(ids) + max_tokens).generate(ids, max_tokens, settings, stop)
+
+    def logits(self, prompt: Prompt) -> Array:
+        """Logits of every token of the prompt, float32 [tokens, vocab]."""
+        ids = self.token_ids(prompt)
+        return self._session_for(len(ids), len(ids)).logits(ids)
+
+    def token_ids(self, prompt: Prompt) -> list[int]:
+        """Raises UsageError for an empty prompt, CheckpointError for text without a tokenizer."""
+        return prompt_ids(prompt, self.tokenizer if isinstance(prompt, str) else None, self.config)
+
+    def _session_for(self, prompt_tokens: int, context: int) -> Session:
+        """The running session if it has room, else a new one: planned first, then allocated."""
+        if self._closed:
+            raise UsageError("this model is closed")
+        context = self.settings.context or min(context, self.config.max_context)
+        if self._session is None or self._session.context < context:
+            self._release()
+            if notice := notice_of(self.backend):
+                self.settings.notify(notice)
+            request = replace(self.settings.request, context=context, prompt_tokens=prompt_tokens)
+            self.plan = make_plan(self.checkpoint, self.adapters, request, resident_bytes())
+            if request.memory is not None:
+                self.settings.notify(plan_text(self.plan))
+            decoder = self.backend.decoder(self.checkpoint, self.plan.plan, self.adapters, self.settings.observe)
+            has_tokenizer = (self.checkpoint.folder / "tokenizer.json").exists()
+            tokenizer = self.tokenizer if has_tokenizer else None
+            self._session = Session(decoder, self.config, context, tokenizer, self.backend.to_numpy)
+        return self._session
+
+    def _release(self) -> None:
+        self._earlier = self.counters
+        if self._session is not None:
+            session, self._session = self._session, None
+            session.decoder.close()
+
+    def close(self) -> None:
+        """Stop the reader threads and let go of memory and files; closing twice does nothing."""
+        self._release()
+        self._closed = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def add(first: Counters, second: Counters) -> Counters:
+    return Counters(**{name: value + getattr(second, name) for name, value in asdict(first).items()})

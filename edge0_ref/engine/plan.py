@@ -53,6 +53,13 @@ class MemoryPlan:
         return sum(nbytes for _, nbytes in self.rows)
 
 
+def plan_text(plan: MemoryPlan) -> str:
+    """A plan as lines: what, and its bytes."""
+    rows = [*plan.rows, ("together" if plan.budget is None else f"together, of {size_text(plan.budget)}", plan.total)]
+    width = max(len(what) for what, _ in rows)
+    return "\n".join(f"{what:{width}}  {size_text(nbytes):>9}" for what, nbytes in rows)
+
+
 def make_plan(checkpoint: Checkpoint, adapters: Adapters, request: Request, process_bytes: int) -> MemoryPlan:
     """[ENG-031] The best plan within the budget. process_bytes: the process as it is, adapters already read.
 

@@ -81,9 +81,8 @@ class Session:
         stop: Sequence[str] = (),
     ) -> "Generation":
         """Begin a text: iterate over its pieces, read `.result` at any time. Raises UsageError before any work."""
-        ids = self.token_ids(prompt)
-        if max_tokens < 1:
-            raise UsageError(f"max_tokens is {max_tokens}, wanted at least 1")
+        ids = prompt_ids(prompt, self.tokenizer, self.config)
+        check_max_tokens(max_tokens)
         if stop and self.tokenizer is None:
             raise UsageError("stop strings need a tokenizer, and this model has none")
         if len(ids) > self.context:
@@ -95,25 +94,31 @@ class Session:
 
     def logits(self, prompt: Prompt) -> Array:
         """Logits of every token of a prompt, float32 [tokens, vocab], from position 0."""
-        ids = self.token_ids(prompt)
+        ids = prompt_ids(prompt, self.tokenizer, self.config)
         self.running = None
         self.decoder.reset()
         return self.to_numpy(self.decoder.all_logits(ids))
 
-    def token_ids(self, prompt: Prompt) -> list[int]:
-        """[ENG-043] The prompt as ids. Raises UsageError when it is empty, or is text and there is no tokenizer."""
-        if isinstance(prompt, str):
-            if self.tokenizer is None:
-                raise UsageError("a text prompt needs a tokenizer, and this model has none: give token ids")
-            ids = self.tokenizer.encode(prompt)
-        else:
-            ids = list(prompt)
-        if not ids:
-            raise UsageError("empty prompt: a text needs at least one token to start from")
-        outside = [token for token in ids if not 0 <= token < self.config.vocab_size]
-        if outside:
-            raise UsageError(f"token id {outside[0]} is outside the vocabulary of {self.config.vocab_size}")
-        return ids
+
+def prompt_ids(prompt: Prompt, tokenizer: Tokenizer | None, config: ModelConfig) -> list[int]:
+    """[ENG-043] The prompt as ids. Raises UsageError when it is empty, or is text and there is no tokenizer."""
+    if isinstance(prompt, str):
+        if tokenizer is None:
+            raise UsageError("a text prompt needs a tokenizer, and this model has none: give token ids")
+        ids = tokenizer.encode(prompt)
+    else:
+        ids = list(prompt)
+    if not ids:
+        raise UsageError("empty prompt: a text needs at least one token to start from")
+    outside = [token for token in ids if not 0 <= token < config.vocab_size]
+    if outside:
+        raise UsageError(f"token id {outside[0]} is outside the vocabulary of {config.vocab_size}")
+    return ids
+
+
+def check_max_tokens(max_tokens: int) -> None:
+    if max_tokens < 1:
+        raise UsageError(f"max_tokens is {max_tokens}, wanted at least 1")
 
 
 class Generation(Iterator[Piece]):

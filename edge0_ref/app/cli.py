@@ -1,0 +1,231 @@
+"""The command `edge0`: options, and how errors leave the process. What a command does is in the file of its name.
+
+Exit codes: 0; 2 for every error that edge0 names, in one line on stderr; 130 after Ctrl-C; 141 if nobody reads the
+output any more. Heavy modules are imported by the commands that need them, so that the first token comes soon.
+"""
+
+import os
+import sys
+from collections.abc import Callable
+from functools import wraps
+from typing import Annotated, Any, NoReturn, Optional
+
+import typer
+
+from edge0_ref.errors import Edge0Error
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+# typer evaluates annotations, so optional parameters are spelled Optional[...] for every version it supports
+ModelFolder = Annotated[Optional[str], typer.Argument(metavar="[MODEL]", help="Model folder; default: the embedded one.")]  # noqa: UP045
+PromptText = Annotated[Optional[str], typer.Option("--prompt", help="The text to go on from.")]  # noqa: UP045
+PromptIds = Annotated[Optional[str], typer.Option("--prompt-ids", help="The same as token ids: 5,6,7.")]  # noqa: UP045
+BackendName = Annotated[str, typer.Option("--backend", help="A backend's name, or package.module:factory.")]
+AdapterFolder = Annotated[
+    Optional[str], typer.Option("--adapters", help="Adapter folder; default: MODEL/adapters, if it is there.")  # noqa: UP045
+]
+NoAdapters = Annotated[bool, typer.Option("--no-adapters", help="Run without prerouter heads and LoRA.")]
+ExecutorName = Annotated[str, typer.Option("--executor", help="exact, staged, hot or whole_layer.")]
+ReadModeName = Annotated[str, typer.Option("--read-mode", help="mmap, pread or direct.")]
+Json = Annotated[bool, typer.Option("--json", help="End with one JSON object on the last line of stdout.")]
+
+
+def main() -> NoReturn:
+    """Entry point of the command."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command line; the exit code."""
+    try:
+        code = app(args=arguments, prog_name="edge0", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except SystemExit as leaving:
+        return leaving.code if isinstance(leaving.code, int) else 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        return nobody_reads()
+    except Exception as error:
+        # what typer raises for a wrong command line has this method; its classes move between versions
+        message = getattr(error, "format_message", None)
+        if message is None:
+            raise
+        return fail(message())
+
+
+def fail(message: str) -> int:
+    """One line on stderr."""
+    print(f"edge0: error: {' '.join(message.split())}", file=sys.stderr)
+    return 2
+
+
+def tell(text: str) -> None:
+    """Something to know, on stderr."""
+    for line in text.splitlines():
+        print(f"edge0: {line}", file=sys.stderr, flush=True)
+
+
+def nobody_reads() -> int:
+    """The reader of stdout is gone: quiet, with the code of SIGPIPE; Python must not try to flush once more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 141
+
+
+def command(function: Callable[..., None]) -> Callable[..., None]:
+    """Register a command whose named errors end the process in one line, before typer sees them."""
+
+    @wraps(function)
+    def guarded(**options: Any) -> None:
+        try:
+            function(**options)
+        except Edge0Error as error:
+            raise SystemExit(fail(str(error))) from None
+        except KeyboardInterrupt:
+            raise SystemExit(130) from None
+        except BrokenPipeError:
+            raise SystemExit(nobody_reads()) from None
+
+    app.command()(guarded)
+    return function
+
+
+@app.callback(invoke_without_command=True)
+def edge0(context: typer.Context) -> None:
+    """Mixture-of-Experts models that do not fit in memory, streamed from the SSD."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+@command
+def generate(
+    model: ModelFolder = None,
+    prompt: PromptText = None,
+    prompt_ids: PromptIds = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Put the prompt into the model's chat template.")] = False,
+    max_tokens: Annotated[int, typer.Option(help="Tokens to generate at most.")] = 256,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    top_k: Annotated[int, typer.Option(help="Keep the k most likely tokens; 0 is off.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Keep the most likely tokens up to this mass; 1 is off.")] = 1.0,
+    min_p: Annotated[float, typer.Option(help="Keep tokens this likely relative to the best; 0 is off.")] = 0.0,
+    repetition_penalty: Annotated[float, typer.Option(help="1 is off.")] = 1.0,
+    presence_penalty: Annotated[float, typer.Option(help="0 is off.")] = 0.0,
+    frequency_penalty: Annotated[float, typer.Option(help="0 is off.")] = 0.0,
+    seed: Annotated[Optional[int], typer.Option(help="Default: a fresh one, which is reported.")] = None,  # noqa: UP045
+    stop: Annotated[Optional[list[str]], typer.Option(help="End before this text; may be repeated.")] = None,  # noqa: UP045
+    backend: BackendName = "reference",
+    adapters: AdapterFolder = None,
+    no_adapters: NoAdapters = False,
+    executor: ExecutorName = "staged",
+    slots: Annotated[Optional[int], typer.Option(help="Expert slots a layer; default: by plan.")] = None,  # noqa: UP045
+    memory: Annotated[Optional[str], typer.Option(help="Budget of the whole process, 3GiB.")] = None,  # noqa: UP045
+    read_mode: ReadModeName = "pread",
+    json: Json = False,
+    stats: Annotated[bool, typer.Option("--stats", help="A table of what it cost, on stderr.")] = False,
+) -> None:
+    """Generate text."""
+    from edge0_ref.app.api import open_model
+    from edge0_ref.app.generate import run_generate
+    from edge0_ref.engine.sampling import SamplingSettings
+
+    settings = SamplingSettings(
+        temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty, seed
+    )
+    with open_model(
+        model,
+        backend=backend,
+        adapters=adapters,
+        use_adapters=not no_adapters,
+        memory=memory,
+        executor=executor,  # type: ignore[arg-type]
+        slots=slots,
+        read_mode=read_mode,  # type: ignore[arg-type]
+        notify=tell,
+    ) as opened:
+        chosen = choose_prompt(prompt, prompt_ids)
+        run_generate(opened, chosen, max_tokens, settings, tuple(stop or ()), chat=chat, json=json, stats=stats)
+
+
+@command
+def logits(
+    model: ModelFolder = None,
+    prompt: PromptText = None,
+    prompt_ids: PromptIds = None,
+    out: Annotated[Optional[str], typer.Option(help="The file to write, .safetensors.")] = None,  # noqa: UP045
+    backend: BackendName = "reference",
+    adapters: AdapterFolder = None,
+    no_adapters: NoAdapters = False,
+    executor: ExecutorName = "staged",
+    read_mode: ReadModeName = "pread",
+) -> None:
+    """Write the logits of every token of a prompt: tensor `logits` [tokens, vocab], float32."""
+    from edge0_ref.app.api import open_model
+    from edge0_ref.app.logits import run_logits
+
+    with open_model(
+        model,
+        backend=backend,
+        adapters=adapters,
+        use_adapters=not no_adapters,
+        executor=executor,  # type: ignore[arg-type]
+        read_mode=read_mode,  # type: ignore[arg-type]
+        notify=tell,
+    ) as opened:
+        run_logits(opened, choose_prompt(prompt, prompt_ids), out)
+
+
+@command
+def inspect(
+    model: ModelFolder = None,
+    adapters: AdapterFolder = None,
+    no_adapters: NoAdapters = False,
+    json: Json = False,
+) -> None:
+    """Show what a model folder holds: architecture, tensors, quantisation, experts, adapters, skipped tensors."""
+    from edge0_ref.app.api import open_model
+    from edge0_ref.app.inspect import run_inspect
+
+    with open_model(model, adapters=adapters, use_adapters=not no_adapters, notify=tell) as opened:
+        run_inspect(opened, json=json)
+
+
+@command
+def step(
+    model: ModelFolder = None,
+    prompt: PromptText = None,
+    prompt_ids: PromptIds = None,
+    layer: Annotated[int, typer.Option(help="The layer to watch.")] = 0,
+    backend: BackendName = "reference",
+    adapters: AdapterFolder = None,
+    no_adapters: NoAdapters = False,
+    executor: ExecutorName = "staged",
+) -> None:
+    """Show one decoded token's way through one layer."""
+    from edge0_ref.app.step import run_step
+
+    run_step(
+        choose_prompt(prompt, prompt_ids),
+        layer,
+        folder=model,
+        backend=backend,
+        adapters=adapters,
+        use_adapters=not no_adapters,
+        executor=executor,
+        notify=tell,
+    )
+
+
+def choose_prompt(text: str | None, ids: str | None) -> str | list[int]:
+    """The one prompt that was given. Raises UsageError."""
+    from edge0_ref.errors import UsageError
+
+    if (text is None) == (ids is None):
+        raise UsageError("wanted one prompt: --prompt TEXT, or --prompt-ids 5,6,7")
+    if ids is None:
+        return text or ""
+    parts = [part.strip() for part in ids.split(",") if part.strip()]
+    wrong = [part for part in parts if not part.isdecimal()]
+    if wrong:
+        raise UsageError(f"--prompt-ids: {wrong[0]!r} is not a token id; wanted 5,6,7")
+    return [int(part) for part in parts]

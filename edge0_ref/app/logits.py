@@ -1,0 +1,40 @@
+"""`edge0 logits`: every logit of a prompt in a file, for comparing with any other engine."""
+
+from pathlib import Path
+
+import numpy as np
+import safetensors
+from safetensors.numpy import save_file
+
+from edge0_ref.app.api import Model
+from edge0_ref.contract import Array
+from edge0_ref.engine.session import Prompt
+from edge0_ref.errors import NonFiniteError, UsageError
+
+
+def run_logits(model: Model, prompt: Prompt, out: str | None) -> None:
+    """[ENG-062] Write `logits` and `token_ids`; the file is whole or is not there. Raises UsageError."""
+    if out is None:
+        raise UsageError("wanted --out FILE.safetensors")
+    path = Path(out)
+    if not path.parent.is_dir() or path.is_dir():
+        raise UsageError(f"{path}: cannot be written, {'it is' if path.is_dir() else 'its parent is not'} a folder")
+    ids = model.token_ids(prompt)
+    logits = model.logits(ids)
+    if not np.isfinite(logits).all():
+        token = int(np.flatnonzero(~np.isfinite(logits).all(axis=1))[0])
+        raise NonFiniteError(f"the logits of token {token} hold NaN or infinity")
+    write_aside(path, {"logits": logits, "token_ids": np.asarray(ids, np.int64)})
+    print(f"{path}: logits {list(logits.shape)} float32")
+
+
+def write_aside(path: Path, tensors: dict[str, Array]) -> None:
+    """Write next to the file, then rename."""
+    aside = path.with_name(f"{path.name}.partial")
+    try:
+        save_file({name: np.ascontiguousarray(array) for name, array in tensors.items()}, aside)
+        aside.replace(path)
+    except (OSError, safetensors.SafetensorError) as error:
+        raise UsageError(f"{path}: cannot be written ({error})") from None
+    finally:
+        aside.unlink(missing_ok=True)

@@ -1,0 +1,37 @@
+"""Tables for people, on stderr."""
+
+from collections.abc import Sequence
+
+from edge0_ref.engine.memory import size_text
+from edge0_ref.engine.session import Result
+
+
+def print_table(title: str, rows: Sequence[tuple[str, int | str]]) -> None:
+    """Two columns; whole numbers are bytes."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, show_header=False, title_justify="left")
+    table.add_column()
+    table.add_column(justify="right")
+    for what, value in rows:
+        table.add_row(what, size_text(value) if isinstance(value, int) else value)
+    Console(stderr=True).print(table)
+
+
+def result_rows(result: Result) -> list[tuple[str, int | str]]:
+    """What a text cost."""
+    return [
+        ("prompt", f"{result.prompt_tokens} tokens, {result.prefill_tokens_per_second:.1f} tokens/s"),
+        ("text", f"{len(result.token_ids)} tokens, {result.tokens_per_second:.1f} tokens/s"),
+        ("finished by", result.finish_reason or "-"),
+        ("first token after", f"{result.time_to_first_token:.3f} s"),
+        ("bytes read", result.bytes_read),
+        ("experts read", str(result.reads)),
+        ("needed: in a slot", f"{result.hits} ({result.hit_rate:.1%})"),
+        ("needed: read ahead", str(result.read_ahead)),
+        ("needed: read on demand", str(result.on_demand)),
+        ("dropped", str(result.drops)),
+        ("waited for reads", f"{result.wait_seconds:.3f} s"),
+        ("peak memory of the process", result.peak_bytes),
+    ]
