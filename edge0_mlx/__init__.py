@@ -1,5 +1,28 @@
-"""edge0 on MLX: not written yet.
+"""edge0 on MLX: the production backend for Apple silicon, which also runs, slowly, on Linux CPUs.
 
-This package will hold the twins of the reference's maths files and register a backend named `mlx`. Until it does it
-claims nothing: `edge0 generate --backend mlx` says that no such backend is installed.
+A file named like one of `edge0_ref` is its twin: the same public names in the same order, as MLX operations. Comments
+are where MLX forces a difference. `device`, `arrays`, `slots` and `token_graph` have no twin: they hold what MLX needs
+and NumPy does not (where it runs, its arrays, memory a reader may write, compiled graphs).
 """
+
+from importlib.util import find_spec
+
+from edge0_ref.errors import BackendError
+
+OLDEST_MLX = (0, 32)
+
+
+def check_mlx() -> None:
+    """[BCK-008] Raises BackendError naming the extra to install when MLX is missing or older than OLDEST_MLX."""
+    wanted = f"MLX {'.'.join(map(str, OLDEST_MLX))} or newer: pip install 'edge0[mlx]'"
+    if find_spec("mlx") is None:
+        raise BackendError(f"the mlx backend needs {wanted}")
+    try:
+        from mlx.core import __version__ as found
+    except ImportError as error:
+        raise BackendError(f"MLX is installed but cannot be loaded ({error}); the mlx backend needs {wanted}") from None
+    if tuple(int(part) for part in found.split(".")[:2]) < OLDEST_MLX:
+        raise BackendError(f"MLX {found} is installed; the mlx backend needs {wanted}")
+
+
+check_mlx()

@@ -5,6 +5,8 @@ A folder holds any number of `.safetensors` files; a tensor's name says what it 
     layers.<owner>.{fc1,fc2,linear_init}.weight            a head (also `layers.<owner>.mlp.prerouter.*`)
     <module path>.lora_A [rank, cols], .lora_B [rows, rank]
 
+A model's own files may carry heads too, under `<mlp path of the owner>.prerouter.*`.
+
 Metadata is one JSON string under the key `__metadata__` of the file's own metadata, as published adapters have it.
 """
 
@@ -13,7 +15,7 @@ import math
 import re
 import reprlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from edge0_ref.bits import widen
+from edge0_ref.checkpoint import Checkpoint
 from edge0_ref.config import ModelConfig, parse_object
 from edge0_ref.contract import Array, Lora, PrerouterHead
 from edge0_ref.errors import AdapterError, CheckpointError, ReadError
@@ -87,6 +90,44 @@ def open_adapters(folder: Path | str, config: ModelConfig) -> Adapters:
     return Adapters(heads, loras, top_k, metadata, notes)
 
 
+def baked_adapters(checkpoint: Checkpoint) -> Adapters:
+    """[DEC-063] The heads in a model's own files, with the metadata of those files. Raises AdapterError."""
+    head_parts: dict[int, dict[str, Array]] = {}
+    for name, info in checkpoint.heads.items():
+        head = HEAD_KEY.search(name)
+        if head is None or head.end() != len(name):
+            raise AdapterError(f"{info.path}: {name} is no part of a prerouter head")
+        _put(head_parts.setdefault(int(head[1]), {}), head[2], info)
+    if not head_parts:
+        return Adapters()
+    config, folder = checkpoint.config, checkpoint.folder
+    metadata = _decode_metadata(folder, checkpoint.metadata)
+    top_k, notes = _top_k(folder, metadata, config)
+    heads = {owner: _head(owner, parts, config) for owner, parts in sorted(head_parts.items())}
+    _check_owners(folder, metadata, heads)
+    return Adapters(heads, {}, top_k, metadata, (f"{len(heads)} prerouter heads came in the model's own files", *notes))
+
+
+def adapters_of(checkpoint: Checkpoint, folder: Path | str | None) -> Adapters:
+    """[DEC-063] A folder's adapters with the heads of the model's own files, unless the folder has heads itself."""
+    baked = baked_adapters(checkpoint)
+    if folder is None:
+        return baked
+    opened = open_adapters(folder, checkpoint.config)
+    if opened.heads:
+        replaced = (f"the heads of {folder} replace those in the model's own files",) if baked.heads else ()
+        return replace(opened, notes=(*opened.notes, *replaced))
+    if None not in (opened.top_k, baked.top_k) and opened.top_k != baked.top_k:
+        raise AdapterError(f"{folder}: K is {opened.top_k}, the heads in the model's own files say {baked.top_k}")
+    return Adapters(
+        baked.heads,
+        opened.loras,
+        opened.top_k or baked.top_k,
+        {**baked.metadata, **opened.metadata},
+        (*baked.notes, *opened.notes),
+    )
+
+
 def _decode_metadata(path: Path, raw: Mapping[str, str]) -> dict[str, Any]:
     values: dict[str, Any] = {key: value for key, value in raw.items() if key != "__metadata__"}
     if "__metadata__" in raw:
@@ -107,7 +148,7 @@ def _put(parts: dict[str, Array], part: str, info: TensorInfo) -> None:
     data = np.empty(info.nbytes, np.uint8)
     try:
         with open_for_reading(info.path) as file:
-            read_exactly(file, info.offset, memoryview(data))
+            read_exactly(file, info.offset, data.data)
     except OSError as error:
         raise ReadError(f"{info.path}: reading {info.name} failed: {error}") from error
     values = widen(data.view(info.numpy_dtype).reshape(info.shape))
@@ -117,14 +158,15 @@ def _put(parts: dict[str, Array], part: str, info: TensorInfo) -> None:
 
 
 def _module(name: str, config: ModelConfig) -> str:
-    """The model's own path for a LoRA target; published files leave out or keep the outermost prefix."""
-    for module in (name, f"language_model.{name}", name.removeprefix("language_model.")):
+    """[LOR-006] The model's own path for a LoRA target; published files leave out or keep the outermost prefix."""
+    outer = config.outer_prefix
+    for module in (name, f"{outer}{name}"):
         if module == config.embedding:
             raise AdapterError(f"LoRA target {name}: the embedding is looked up, not multiplied")
         if module in config.tensors.linears:
             return module
     experts = tuple(f"{path}." for paths in config.tensors.experts.values() for path in paths)
-    if any(f"{prefix}{name}".startswith(experts) for prefix in ("", "language_model.")):
+    if any(f"{prefix}{name}".startswith(experts) for prefix in ("", outer)):
         raise AdapterError(f"LoRA on the routed experts {name}: they stay int4; LoRA belongs beside resident layers")
     raise AdapterError(f"LoRA target {name}: this model has no such linear layer")
 
@@ -185,12 +227,14 @@ def _check_owners(folder: Path, metadata: Mapping[str, Any], heads: Mapping[int,
         return
     try:
         listed = json.loads(owners) if isinstance(owners, str) else owners
-        promised = sorted(owner for owner in listed if 0 <= owner == int(owner))
-    except (TypeError, ValueError, OverflowError, RecursionError):
-        raise AdapterError(f"{folder}: owners is {reprlib.repr(owners)}, wanted a list of layers") from None
-    if promised != sorted(heads):
-        differ = sorted(set(promised) ^ set(heads))
-        raise AdapterError(f"{folder}: the metadata names the owners {promised}, the files hold others: {differ}")
+    except (ValueError, RecursionError):
+        listed = None
+    if not isinstance(listed, list) or not all(type(owner) is int and owner >= 0 for owner in listed):
+        raise AdapterError(f"{folder}: owners is {reprlib.repr(owners)}, wanted a list of layers")
+    if set(listed) != set(heads):
+        raise AdapterError(
+            f"{folder}: the metadata names the owners {sorted(listed)}, the files hold heads of {sorted(heads)}"
+        )
 
 
 def _lora(module: str, parts: Mapping[str, Array], metadata: Mapping[str, Any], config: ModelConfig) -> Lora:

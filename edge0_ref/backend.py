@@ -1,7 +1,10 @@
 """The reference as a backend: the same protocol any other implementation offers to conformance and to the engine."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
+from edge0_ref import kernels
 from edge0_ref.adapters import Adapters
 from edge0_ref.checkpoint import Checkpoint
 from edge0_ref.contract import (
@@ -16,8 +19,8 @@ from edge0_ref.contract import (
     Plan,
     PrerouterHead,
     QuantizedMatrix,
-    Routing,
     RouterSpec,
+    Routing,
 )
 from edge0_ref.decoder import ReferenceDecoder
 from edge0_ref.dequant import dequantize, quantize
@@ -33,9 +36,15 @@ class ReferenceBackend:
 
     name = "reference"
     claims = frozenset(
-        ["dequant", "quantize", "linear", "lora", "router", "prerouter", "decoder"]
+        ["dequant", "quantize", "linear", "lora", "router", "prerouter", "decoder", "mixer:kda", "mixer:mla", "bits"]
         + [f"executor:{kind}" for kind in EXECUTOR_KINDS]
     )
+
+    def notice(self) -> str | None:
+        """[BCK-011] The first run on a machine compiles the kernels."""
+        if kernels.compiled_before():
+            return None
+        return "compiling kernels, once on this machine: seconds, at most half a minute"
 
     def from_numpy(self, array: Array) -> Array:
         return np.ascontiguousarray(array)
@@ -83,11 +92,14 @@ class OwningExecutor:
     def resident(self) -> frozenset[int]:
         return self._inner.resident
 
-    def prepare(self, experts: list[int]) -> None:
+    def prepare(self, experts: Sequence[int]) -> None:
         self._inner.prepare(experts)
 
     def __call__(self, x: Array, routing: Routing) -> Array:
         return self._inner(x, routing)
+
+    def release_hints(self) -> None:
+        self._inner.release_hints()
 
     def close(self) -> None:
         self._inner.close()

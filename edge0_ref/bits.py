@@ -21,7 +21,8 @@ def unpack_codes(packed: UInt32[np.ndarray, "rows words"], bits: int) -> UInt8[n
     per_word = 32 // bits
     shifts = np.arange(per_word, dtype=np.uint32) * np.uint32(bits)
     codes = (packed[..., None] >> shifts) & np.uint32(2**bits - 1)
-    return codes.astype(np.uint8).reshape(packed.shape[0], -1)
+    rows: UInt8[np.ndarray, "rows cols"] = codes.astype(np.uint8).reshape(packed.shape[0], packed.shape[1] * per_word)
+    return rows
 
 
 def pack_codes(codes: UInt8[np.ndarray, "rows cols"], bits: int) -> UInt32[np.ndarray, "rows words"]:
@@ -34,8 +35,9 @@ def pack_codes(codes: UInt8[np.ndarray, "rows cols"], bits: int) -> UInt32[np.nd
     if codes.shape[1] % per_word:
         raise ShapeError(f"a row of {codes.shape[1]} codes does not fill whole words of {per_word}")
     shifts = np.arange(per_word, dtype=np.uint32) * np.uint32(bits)
-    grouped = codes.astype(np.uint32).reshape(codes.shape[0], -1, per_word)
-    return np.bitwise_or.reduce(grouped << shifts, axis=-1)
+    grouped = codes.astype(np.uint32).reshape(codes.shape[0], codes.shape[1] // per_word, per_word)
+    words: UInt32[np.ndarray, "rows words"] = np.bitwise_or.reduce(grouped << shifts, axis=-1)
+    return words
 
 
 def bfloat16_to_float32(patterns: UInt16[np.ndarray, "..."]) -> Float32[np.ndarray, "..."]:
@@ -72,4 +74,5 @@ def narrow(values: Float32[np.ndarray, "..."], dtype: np.dtype) -> Array:
     """[NUM-004] float32 rounded once to `dtype` (float32, float16, or uint16 for bfloat16)."""
     if dtype == np.uint16:
         return float32_to_bfloat16(np.ascontiguousarray(values))
-    return values.astype(dtype)
+    with np.errstate(over="ignore"):  # beyond float16 is infinity, by rule and not by accident
+        return values.astype(dtype)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from edge0_ref.bits import widen
-from edge0_ref.config import ModelConfig, read_json
+from edge0_ref.config import HeadStacks, ModelConfig, read_json
 from edge0_ref.contract import GROUP_SIZES, Array, QuantizedMatrix
 from edge0_ref.errors import CheckpointError, ReadError
 from edge0_ref.readers import open_for_reading, read_exactly
@@ -18,7 +18,8 @@ from edge0_ref.safetensors_header import TensorInfo, read_header
 class Checkpoint:
     """[STO-003] A model folder, opened: nothing of a tensor is read before it is asked for.
 
-    tensors: name -> place, without those the family skips; skipped: names of those, so that a command can say so.
+    tensors: name -> place, without those the family skips; skipped: names of those, so that a command can say so;
+    heads: tensors of prerouter heads that came in the model's own files.
     """
 
     folder: Path
@@ -26,6 +27,7 @@ class Checkpoint:
     tensors: dict[str, TensorInfo]
     skipped: tuple[str, ...]
     metadata: dict[str, str] = field(default_factory=dict)
+    heads: dict[str, TensorInfo] = field(default_factory=dict)
 
     def __contains__(self, name: str) -> bool:
         return name in self.tensors
@@ -41,7 +43,7 @@ class Checkpoint:
         data = np.empty(info.nbytes, np.uint8)
         with open_for_reading(info.path) as file:
             try:
-                read_exactly(file, info.offset, memoryview(data))
+                read_exactly(file, info.offset, data.data)
             except OSError as error:
                 raise ReadError(f"{info.path}: reading {name} failed: {error}") from error
         return data.view(info.numpy_dtype).reshape(info.shape)
@@ -56,6 +58,8 @@ class Checkpoint:
     def matrix(self, module: str) -> QuantizedMatrix | Array:
         """[STO-004] A linear layer's weight [rows, cols]: quantised if `<module>.scales` exists, float32 otherwise."""
         rows, cols = self.config.tensors.linears[module]
+        if self.is_stacked(module):
+            return self._from_stacks(self.config.tensors.stacks[module])
         if f"{module}.scales" not in self.tensors:
             return self.vector(f"{module}.weight")
         bits, group_size = self.quantization(module, (rows,), cols)
@@ -64,6 +68,15 @@ class Checkpoint:
             if not np.isfinite(widen(values)).all():
                 raise CheckpointError(f"{module}.{part}: holds NaN or infinity")
         return QuantizedMatrix(packed, scales, biases, bits, group_size)
+
+    def is_stacked(self, module: str) -> bool:
+        """Whether the file holds this linear layer as two stacks of heads."""
+        return module in self.config.tensors.stacks and f"{module}.weight" not in self.tensors
+
+    def _from_stacks(self, stacks: HeadStacks) -> Array:
+        """[DEC-061] float32 [heads * (key_size + value_size), cols]: each head's key rows, then its value rows."""
+        keys, values = self.vector(stacks.keys).swapaxes(1, 2), self.vector(stacks.values)
+        return np.concatenate([keys, values], axis=1).reshape(-1, values.shape[2])
 
     def quantization(self, module: str, leading: tuple[int, ...], cols: int) -> tuple[int, int]:
         """[STO-005] (bits, group_size) from the shapes of a module's three tensors; the config must agree."""
@@ -80,7 +93,9 @@ class Checkpoint:
         words, groups = weight.shape[-1], scales.shape[-1]
         bits, group_size = words * 32 // cols, cols // max(groups, 1)
         if words * 32 != bits * cols or bits not in (4, 8):
-            raise CheckpointError(f"{weight.name}: {words} words per row, needs {cols // 8} (int4) or {cols // 4} (int8)")
+            raise CheckpointError(
+                f"{weight.name}: {words} words per row, needs {cols // 8} (int4) or {cols // 4} (int8)"
+            )
         if groups * group_size != cols or group_size not in GROUP_SIZES:
             raise CheckpointError(f"{scales.name}: {groups} groups per row of {cols}, wanted groups of 32, 64 or 128")
         promised = self.config.quantization.of(module)
@@ -107,13 +122,13 @@ def read_shards(folder: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
     tensors, metadata = {}, {}
     for name, file in weight_map.items():
         if not isinstance(file, str) or Path(file).name != file or not 0 < len(file.encode(errors="replace")) < 256:
-            raise CheckpointError(f"{index}: {name} is in {reprlib.repr(file)}, wanted a file name")
+            raise CheckpointError(f"{index}: {name!r} is in {reprlib.repr(file)}, wanted a file name")
         if file not in headers:
             if not (folder / file).is_file():
                 raise CheckpointError(f"{index}: names the shard {file}, which is missing")
             headers[file], shard_metadata = read_header(folder / file)
             metadata.update(shard_metadata)
         if name not in headers[file]:
-            raise CheckpointError(f"{index}: says {name} is in {file}, which does not hold it")
+            raise CheckpointError(f"{index}: says {name!r} is in {file}, which does not hold it")
         tensors[name] = headers[file][name]
     return tensors, metadata

@@ -37,18 +37,47 @@ class GatedDeltaConfig:
     conv_kernel: int
 
 
-MixerConfig = AttentionConfig | GatedDeltaConfig
+@dataclass(frozen=True)
+class KdaConfig:
+    """Kimi delta attention: the gated delta net with a decay for each key channel, at least `exp(lower_bound)`."""
+
+    heads: int
+    head_size: int
+    conv_kernel: int
+    lower_bound: float
+
+
+@dataclass(frozen=True)
+class MlaConfig:
+    """Latent attention: a position is remembered as one latent and one rotated key, whatever the number of heads."""
+
+    heads: int
+    query_rank: int
+    latent_size: int
+    key_size: int
+    rotary_size: int
+    value_size: int
+    rope_theta: float
+
+
+MixerConfig = AttentionConfig | GatedDeltaConfig | KdaConfig | MlaConfig
 
 
 @dataclass(frozen=True)
 class MoeConfig:
-    """Routed experts and one shared expert. `shared_gate`: the shared expert is scaled by a sigmoid of its own."""
+    """Routed experts and one shared expert, whose module is `shared_name` beside the router.
+
+    shared_gate: the shared expert is scaled by a sigmoid of its own; expert_bias: the router has one, in its tensor
+    `gate.expert_bias`.
+    """
 
     num_experts: int
     inner_size: int
     shared_inner_size: int
     shared_gate: bool
     router: RouterSpec
+    shared_name: str = "shared_expert"
+    expert_bias: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,16 +100,32 @@ class LayerConfig:
 
 
 @dataclass(frozen=True)
+class HeadStacks:
+    """The other form of a linear layer whose rows are, head by head, keys and then values: two stacks of heads.
+
+    keys: tensor [heads, cols, key_size], each head's key rows transposed; values: [heads, value_size, cols].
+    """
+
+    keys: str
+    values: str
+    heads: int
+    key_size: int
+    value_size: int
+
+
+@dataclass(frozen=True)
 class TensorTable:
     """Every tensor a model must have, and no other: written by its family, from which files are checked.
 
-    linears: module path -> (rows, cols); vectors: tensor name -> shape; experts: layer -> module paths under which
-    the stacked routed experts may be found (layouts differ between converters).
+    linears: module path -> (rows, cols); vectors: tensor name -> shape. Layouts differ between converters: experts:
+    layer -> module paths under which the stacked routed experts may be found; stacks: module path of a linear layer
+    -> the stacks that may be there in its place.
     """
 
     linears: dict[str, tuple[int, int]]
     vectors: dict[str, tuple[int, ...]]
     experts: dict[int, tuple[str, ...]]
+    stacks: dict[str, HeadStacks] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -118,6 +163,11 @@ class ModelConfig:
     quantization: QuantizationConfig
     eos_token_ids: tuple[int, ...]
     max_context: int
+
+    @property
+    def outer_prefix(self) -> str:
+        """The first name of every module path, with its dot; published adapters may leave it out."""
+        return self.embedding.partition(".")[0] + "."
 
     @property
     def moe_layers(self) -> dict[int, MoeConfig]:
@@ -185,7 +235,7 @@ def parse_object(text: bytes, origin: str) -> dict[str, Any]:
         values: dict[str, Any] = {}
         for name, value in pairs:
             if name in values:
-                raise CheckpointError(f"{origin}: the name {reprlib.repr(name)} occurs twice")
+                raise CheckpointError(f"{origin}: the name {name!r} occurs twice")
             values[name] = value
         return values
 
@@ -206,11 +256,12 @@ def read_config(folder: Path) -> ModelConfig:
 
     path = folder / "config.json"
     fields = Fields(read_json(path), str(path))
-    architectures = fields.get("architectures", list, [])
+    architectures = [str(name) for name in fields.get("architectures", list, [])]
     model_type = fields.get("model_type", str, "")
     for family in FAMILIES:
         if family.matches(model_type, architectures):
-            return family.read(fields, read_quantization(fields), read_eos(folder, fields))
+            model: ModelConfig = family.read(fields, read_quantization(fields), read_eos(folder, fields))
+            return model
     named = reprlib.repr([*architectures, model_type])
     known = ", ".join(family.ARCHITECTURE for family in FAMILIES)
     raise UnsupportedModelError(f"{path}: architecture {named}; edge0 runs {known}")
@@ -225,9 +276,9 @@ def read_quantization(fields: Fields) -> QuantizationConfig:
     if mode != "affine":
         raise UnsupportedModelError(f"{section.origin}: mode {mode!r}, edge0 reads 'affine'")
     overrides = {}
-    for module in values.keys() - {"bits", "group_size", "mode"}:
-        if isinstance(values[module], bool):
-            continue  # converters write false for a module they left as it is
+    for module, override in values.items():
+        if not isinstance(override, dict) and ("." not in module or isinstance(override, bool)):
+            continue  # a setting of the whole, or a module left as it was, for which converters write false
         part = section.section(module)
         if part.get("mode", str, mode) != mode:
             raise UnsupportedModelError(f"{part.origin}: mode {part.values['mode']!r}, edge0 reads {mode!r}")

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 A = TypeVar("A")
+A_co = TypeVar("A_co", covariant=True)
 ExecutorKind = Literal["exact", "staged", "hot", "whole_layer"]
 EXECUTOR_KINDS: tuple[ExecutorKind, ...] = ("exact", "staged", "hot", "whole_layer")
 ReadMode = Literal["mmap", "pread", "direct"]
@@ -168,7 +169,7 @@ class Lora:
 
 @dataclass(frozen=True, eq=False)
 class PrerouterHead:
-    """[PRE-001] `linear f + fc2 gelu(fc1 f)`: fc1 [width, features], fc2 [experts, width], linear [experts, features]."""
+    """[PRE-001] linear f + fc2 gelu(fc1 f); fc1 [width, features], fc2 [experts, width], linear [experts, features]."""
 
     fc1: Array
     fc2: Array
@@ -250,7 +251,8 @@ class Counters:
     """What streaming did so far. `drops` is 0 by construction and is counted all the same.
 
     reads: experts read; hits: needed experts that were already in a slot; read_ahead: needed experts whose read had
-    been asked for before the call that needed them; on_demand: needed experts read by that call itself.
+    been asked for before the call that needed them; on_demand: needed experts read by that call itself; evaluations:
+    times a backend that builds graphs had them run and waited, 0 where everything is computed at once.
     """
 
     bytes_read: int = 0
@@ -260,6 +262,7 @@ class Counters:
     on_demand: int = 0
     drops: int = 0
     wait_seconds: float = 0.0
+    evaluations: int = 0
 
 
 @runtime_checkable
@@ -297,6 +300,10 @@ class Executor(Protocol[A]):
         """`y[t] = sum over j of weights[t, j] * expert[t, j](x[t])`; x, y: [tokens, hidden]."""
         ...
 
+    def release_hints(self) -> None:
+        """[EXE-025] A new turn: what was hinted at before pins nothing any more."""
+        ...
+
     def close(self) -> None:
         """Release slots and wait for reads in flight."""
         ...
@@ -323,7 +330,7 @@ class Plan:
 
 
 @runtime_checkable
-class Decoder(Protocol[A]):
+class Decoder(Protocol[A_co]):
     """One sequence through one model. Position 0 is the first token after construction or `reset`."""
 
     @property
@@ -332,15 +339,15 @@ class Decoder(Protocol[A]):
     @property
     def counters(self) -> Counters: ...
 
-    def prefill(self, tokens: Sequence[int]) -> A:
+    def prefill(self, tokens: Sequence[int]) -> A_co:
         """Append prompt tokens, routed by the routers; logits of the last one, [vocab]."""
         ...
 
-    def all_logits(self, tokens: Sequence[int]) -> A:
+    def all_logits(self, tokens: Sequence[int]) -> A_co:
         """`prefill`, returning the logits of every token: [tokens, vocab]."""
         ...
 
-    def step(self, token: int) -> A:
+    def step(self, token: int) -> A_co:
         """Append one token, consuming the predictions made for its position; its logits, [vocab]."""
         ...
 
@@ -364,7 +371,8 @@ class Backend(Protocol[A]):
     """A backend claims what it does; what it does not claim is reported as unclaimed, never as passed.
 
     Claims: dequant quantize linear lora router prerouter executor:exact executor:staged executor:hot
-    executor:whole_layer decoder.
+    executor:whole_layer decoder mixer:kda mixer:mla bits. The last one promises what the spec asks of the reference
+    alone: bits that depend on neither executor, chunks, threads nor neighbours.
     """
 
     @property

@@ -2,7 +2,8 @@
 
 The order of one decoded token, and the only place where the prerouter's schedule lives:
 
-    for layer N:  x = norm(h + mixer(norm(h)))
+    for layer N:  h = h + mixer(norm(h))
+                  x = norm(h); a dense layer: h = h + mlp(x), and that is all
                   routing = what layer N - 1 predicted at the token before, or the router's choice
                   h = h + experts(x, routing) + shared(x)
                   if N owns a head: predict (N + 1, next token) and hand the experts to the read-ahead threads at once
@@ -18,16 +19,26 @@ from jaxtyping import Float32
 
 from edge0_ref.adapters import Adapters
 from edge0_ref.checkpoint import Checkpoint
-from edge0_ref.config import AttentionConfig, GatedDeltaConfig, LayerConfig, MoeConfig
-from edge0_ref.contract import Array, Counters, Executor, Observe, Plan, Routing
+from edge0_ref.config import (
+    AttentionConfig,
+    DenseConfig,
+    GatedDeltaConfig,
+    KdaConfig,
+    LayerConfig,
+    MlaConfig,
+    MoeConfig,
+)
+from edge0_ref.contract import Array, Counters, Executor, Observe, Plan, PrerouterHead, Routing
 from edge0_ref.dequant import embed
-from edge0_ref.errors import UnsupportedModelError, UsageError
+from edge0_ref.errors import NonFiniteError, UsageError
 from edge0_ref.executors import make_executor
 from edge0_ref.expert_store import ExpertFiles
 from edge0_ref.mixers.attention import Attention
 from edge0_ref.mixers.gated_delta import GatedDelta
+from edge0_ref.mixers.kda import Kda
+from edge0_ref.mixers.mla import Mla
 from edge0_ref.mixers.norm import rms_norm
-from edge0_ref.moe import Moe
+from edge0_ref.moe import GatedMlp, Moe
 from edge0_ref.prefetch import Prefetcher
 from edge0_ref.prerouter import build_features, predict, routing_from_prediction, shift
 from edge0_ref.weights import Weights
@@ -56,24 +67,34 @@ class State:
 
 
 class Layer:
-    """Weights of one decoder layer, and the executors of its experts."""
+    """Weights of one decoder layer: a mixer, and experts or a plain feed-forward part."""
 
     def __init__(self, weights: Weights, number: int, config: LayerConfig, epsilon: float, top_k: int) -> None:
         self.number = number
         self.mixer_norm, self.mlp_norm = weights.vector(config.mixer_norm), weights.vector(config.mlp_norm)
         self.mixer = make_mixer(weights, config, epsilon)
-        if not isinstance(config.mlp, MoeConfig):
-            raise UnsupportedModelError(f"layer {number}: dense layers arrive with the second model family")
-        self.moe = Moe(weights, number, config.mlp_path, config.mlp, top_k)
+        self.mlp = make_mlp(weights, number, config, top_k)
         self.head = weights.adapters.heads.get(number)
 
 
-def make_mixer(weights: Weights, config: LayerConfig, epsilon: float) -> Attention | GatedDelta:
+def make_mixer(weights: Weights, config: LayerConfig, epsilon: float) -> Attention | GatedDelta | Kda | Mla:
     match config.mixer:
         case AttentionConfig():
             return Attention(weights, config.mixer_path, config.mixer, epsilon)
         case GatedDeltaConfig():
             return GatedDelta(weights, config.mixer_path, config.mixer, epsilon)
+        case KdaConfig():
+            return Kda(weights, config.mixer_path, config.mixer, epsilon)
+        case MlaConfig():
+            return Mla(weights, config.mixer_path, config.mixer, epsilon)
+
+
+def make_mlp(weights: Weights, number: int, config: LayerConfig, top_k: int) -> Moe | GatedMlp:
+    match config.mlp:
+        case MoeConfig():
+            return Moe(weights, number, config.mlp_path, config.mlp, top_k)
+        case DenseConfig():
+            return GatedMlp(weights, config.mlp_path)
 
 
 class ReferenceDecoder:
@@ -96,12 +117,18 @@ class ReferenceDecoder:
         self.layers = [
             Layer(weights, number, layer, config.norm_epsilon, plan.top_k) for number, layer in enumerate(config.layers)
         ]
+        self.state, self._interrupted = self._new_state(), False
         self._files = ExpertFiles(checkpoint, plan.read_mode)
         self._prefetcher = Prefetcher(plan.reader_threads)
-        self._decode = self._executors(plan.executor)
-        same = plan.prefill_executor == plan.executor
-        self._prefill = self._decode if same else self._executors(plan.prefill_executor)
-        self.state, self._interrupted = self._new_state(), False
+        self._decode: dict[int, Executor[Array]] = {}
+        self._prefill: dict[int, Executor[Array]] = {}
+        try:
+            self._decode = self._executors(plan.executor)
+            same = plan.prefill_executor == plan.executor
+            self._prefill = self._decode if same else self._executors(plan.prefill_executor)
+        except BaseException:
+            self.close()
+            raise
 
     def _executors(self, kind: Any) -> dict[int, Executor[Array]]:
         return {
@@ -120,7 +147,7 @@ class ReferenceDecoder:
         """Append prompt tokens; logits of the last. Raises UsageError for no tokens or a full context."""
         for hidden in self._chunks(tokens):
             last = hidden[-1:]
-        return self._logits(last)[0]
+        return self._last_logits(last)
 
     def all_logits(self, tokens: Sequence[int]) -> Float32[np.ndarray, "tokens vocab"]:
         return np.concatenate([self._logits(hidden) for hidden in self._chunks(tokens)])
@@ -128,7 +155,7 @@ class ReferenceDecoder:
     def step(self, token: int) -> Float32[np.ndarray, " vocab"]:
         """Append one token, routed by the predictions made for its position where there are any."""
         self._check([token])
-        return self._logits(self._forward([token], self._decode))[0]
+        return self._last_logits(self._forward([token], self._decode))
 
     def _chunks(self, tokens: Sequence[int]) -> Iterable[Activations]:
         """[PRE-008] A prompt is routed by the routers: predictions of an earlier turn are forgotten, not consumed."""
@@ -159,56 +186,85 @@ class ReferenceDecoder:
         self.observe("embedding", -1, hidden)
         consumed, self.state.predicted = self.state.predicted, {}
         for layer in self.layers:
-            executor = executors[layer.number]
-            hidden = self._run_layer(layer, hidden, consumed.get(layer.number), executor)
-            if executors is not self._decode:
-                executor.close()  # a layer's prefill memory is the next layer's
+            with np.errstate(over="ignore", invalid="ignore"):  # routers and logits are checked, and name the place
+                hidden = self._run_layer(layer, hidden, consumed.get(layer.number), executors)
+            if executors is not self._decode and layer.number in executors:
+                executors[layer.number].close()  # a layer's prefill memory is the next layer's
         self.state.position += len(tokens)
         self._interrupted = False
         return hidden
 
     def _run_layer(
-        self, layer: Layer, hidden: Activations, predicted: Routing | None, executor: Executor[Array]
+        self, layer: Layer, hidden: Activations, predicted: Routing | None, executors: dict[int, Executor[Array]]
     ) -> Activations:
         number, epsilon, observe = layer.number, self.config.norm_epsilon, self.observe
         mixed = layer.mixer(rms_norm(hidden, layer.mixer_norm, epsilon), self.state.mixers[number])
         observe("mixer_output", number, mixed)
         hidden = hidden + mixed
         x = rms_norm(hidden, layer.mlp_norm, epsilon)
-        observe("moe_input", number, x)
-        routing = predicted or self._choose(layer, x)
-        observe("routing", number, routing)
-        routed = executor(x, routing)
-        observe("experts_output", number, routed)
-        shared = layer.moe.shared_output(x)
-        observe("shared_output", number, shared)
-        if layer.head is not None:
-            self._predict_next(layer, x, routing)
-        hidden = hidden + (routed + shared)
+        match layer.mlp:
+            case Moe():
+                hidden = hidden + self._run_moe(layer.mlp, layer.head, x, predicted, executors[number])
+            case GatedMlp():
+                dense = layer.mlp(x)
+                observe("dense_output", number, dense)
+                hidden = hidden + dense
         observe("layer_output", number, hidden)
         return hidden
 
-    def _choose(self, layer: Layer, x: Activations) -> Routing:
-        logits = layer.moe.router_logits(x)
-        self.observe("router_logits", layer.number, logits)
-        return layer.moe.route(logits)
+    def _run_moe(
+        self,
+        moe: Moe,
+        head: PrerouterHead | None,
+        x: Activations,
+        predicted: Routing | None,
+        executor: Executor[Array],
+    ) -> Activations:
+        number, observe = moe.layer, self.observe
+        observe("moe_input", number, x)
+        routing = predicted or self._choose(moe, x)
+        observe("routing", number, routing)
+        routed = executor(x, routing)
+        observe("experts_output", number, routed)
+        observe("resident", number, executor.resident)
+        shared = moe.shared_output(x)
+        observe("shared_output", number, shared)
+        if head is not None:
+            self._predict_next(moe, head, x, routing)
+        y: Activations = routed + shared
+        return y
 
-    def _predict_next(self, layer: Layer, x: Activations, routing: Routing) -> None:
+    def _choose(self, moe: Moe, x: Activations) -> Routing:
+        logits = moe.router_logits(x)
+        self.observe("router_logits", moe.layer, logits)
+        return moe.route(logits)
+
+    def _predict_next(self, owner: Moe, head: PrerouterHead, x: Activations, routing: Routing) -> None:
         """[PRE-007] Every position predicts from the executed experts; only the newest prediction is kept."""
-        assert layer.head is not None
-        before = self.state.executed.get(layer.number, np.full(routing.experts.shape[1], -1))
-        features = build_features(x, routing.experts, shift(routing.experts, before), layer.moe.num_experts)
-        logits = predict(layer.head, features)
-        consumer = self.layers[layer.number + 1]
-        self.observe("prediction_logits", consumer.number, logits)
-        prediction = routing_from_prediction(logits[-1:], consumer.moe.spec)
-        self.state.executed[layer.number] = routing.experts[-1]
-        self.state.predicted[consumer.number] = prediction
-        self._decode[consumer.number].prepare([int(expert) for expert in prediction.experts[0]])
+        before = self.state.executed.get(owner.layer, np.full(routing.experts.shape[1], -1))
+        features = build_features(x, routing.experts, shift(routing.experts, before), owner.num_experts)
+        logits = predict(head, features)
+        consumer = self.layers[owner.layer + 1].mlp
+        assert isinstance(consumer, Moe)  # [PRE-012] no adapter with a head for another kind of layer was opened
+        self.observe("prediction_logits", consumer.layer, logits)
+        try:
+            prediction = routing_from_prediction(logits[-1:], consumer.spec)
+        except NonFiniteError as error:
+            raise NonFiniteError(f"layer {owner.layer} predicting for layer {consumer.layer}: {error}") from None
+        self.state.executed[owner.layer] = routing.experts[-1]
+        self.state.predicted[consumer.layer] = prediction
+        self._decode[consumer.layer].prepare([int(expert) for expert in prediction.experts[0]])
+
+    def _last_logits(self, hidden: Activations) -> Float32[np.ndarray, " vocab"]:
+        logits: Float32[np.ndarray, " vocab"] = self._logits(hidden)[0]
+        return logits
 
     def _logits(self, hidden: Activations) -> Float32[np.ndarray, "tokens vocab"]:
-        logits = self.head(rms_norm(hidden, self.final_norm, self.config.norm_epsilon))
+        with np.errstate(over="ignore", invalid="ignore"):
+            logits = self.head(rms_norm(hidden, self.final_norm, self.config.norm_epsilon))
         self.observe("logits", -1, logits)
+        if not np.isfinite(logits).all():
+            raise NonFiniteError(f"logits of tokens up to position {self.position - 1} hold NaN or infinity")
         return logits
 
     def reset(self) -> None:

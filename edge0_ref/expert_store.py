@@ -55,7 +55,7 @@ class FileExpertStore:
             raise IndexError(f"layer {self.layer}: expert {expert} of {self._num_experts}")
         if not self._readers:
             raise ReadError(f"layer {self.layer} expert {expert}: the model's files are closed")
-        view = memoryview(slot)
+        view = slot.data
         for piece in self._pieces:
             target = view[piece.slot_offset : piece.slot_offset + piece.nbytes]
             try:

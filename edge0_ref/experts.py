@@ -3,32 +3,19 @@
 import numpy as np
 from jaxtyping import Float32
 
-from edge0_ref.contract import Array, Expert, Lora, QuantizedMatrix
+from edge0_ref.contract import Expert
 from edge0_ref.functions import swiglu
 from edge0_ref.lora import linear
 
 Activations = Float32[np.ndarray, "tokens hidden"]
 
 
-def gated_mlp(
-    x: Activations,
-    gate: QuantizedMatrix | Array,
-    up: QuantizedMatrix | Array,
-    down: QuantizedMatrix | Array,
-    loras: tuple[Lora | None, Lora | None, Lora | None] = (None, None, None),
-) -> Activations:
-    """[EXE-003] down(silu(gate x) * (up x)): routed experts, shared experts and dense layers alike."""
-    return linear(swiglu(linear(x, gate, loras[0]), linear(x, up, loras[1])), down, loras[2])
-
-
 def run_expert(x: Activations, expert: Expert) -> Activations:
-    """[EXE-003] One routed expert on its tokens. A LoRA never touches it."""
-    return gated_mlp(x, expert.gate, expert.up, expert.down)
+    """[EXE-003] One routed expert on its tokens: down(silu(gate x) * (up x)). A LoRA never touches it."""
+    return linear(swiglu(linear(x, expert.gate), linear(x, expert.up)), expert.down)
 
 
-def combine(
-    outputs: Float32[np.ndarray, "tokens k hidden"], weights: Float32[np.ndarray, "tokens k"]
-) -> Activations:
+def combine(outputs: Float32[np.ndarray, "tokens k hidden"], weights: Float32[np.ndarray, "tokens k"]) -> Activations:
     """[EXE-004] y = sum over j of weights[j] * outputs[j]: float64, best expert first, rounded once.
 
     The order belongs to the routing, not to the executor: that is why all executors agree to the bit.

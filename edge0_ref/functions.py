@@ -28,7 +28,8 @@ def _sigmoid64(x: Vector) -> np.ndarray:
 
 def silu(x: Vector) -> Vector:
     """x * sigmoid(x), rounded once."""
-    return (x * _sigmoid64(x)).astype(np.float32)
+    y: Vector = (x * _sigmoid64(x)).astype(np.float32)
+    return y
 
 
 def swiglu(gate: Vector, up: Vector) -> Vector:
@@ -37,7 +38,8 @@ def swiglu(gate: Vector, up: Vector) -> Vector:
     >>> swiglu(np.array([1.0], np.float32), np.array([2.0], np.float32))
     array([1.4621172], dtype=float32)
     """
-    return (gate * _sigmoid64(gate) * up).astype(np.float32)
+    y: Vector = (gate * _sigmoid64(gate) * up).astype(np.float32)
+    return y
 
 
 def softplus(x: Vector) -> Vector:
@@ -53,7 +55,7 @@ def gelu(x: Vector) -> Vector:
     """[PRE-004] The exact gelu, x * (1 + erf(x / sqrt 2)) / 2; never the tanh form.
 
     >>> gelu(np.array([1.0], np.float32))
-    array([0.8413447], dtype=float32)
+    array([0.8413448], dtype=float32)
     """
     flat = x.astype(np.float64).ravel()
     error = np.empty_like(flat)

@@ -20,7 +20,9 @@ def open_checkpoint(folder: Path | str) -> Checkpoint:
     tensors, metadata = read_shards(folder)
     kept = {name: info for name, info in tensors.items() if not name.startswith(config.skipped)}
     skipped = tuple(name for name in tensors if name.startswith(config.skipped))
-    checkpoint = Checkpoint(folder, config, kept, skipped, metadata)
+    head_paths = tuple(f"{layer.mlp_path}.prerouter." for layer in config.layers)
+    heads = {name: kept.pop(name) for name in list(kept) if name.startswith(head_paths)}
+    checkpoint = Checkpoint(folder, config, kept, skipped, metadata, heads)
     verify(checkpoint)
     return checkpoint
 
@@ -32,7 +34,12 @@ def verify(checkpoint: Checkpoint) -> None:
         _, pieces = find_experts(checkpoint, layer, moe)
         known |= {piece.tensor for piece in pieces}
     for module, (rows, cols) in checkpoint.config.tensors.linears.items():
-        if f"{module}.scales" in checkpoint or f"{module}.biases" in checkpoint:
+        if checkpoint.is_stacked(module):
+            stacks = checkpoint.config.tensors.stacks[module]
+            check_float(checkpoint, stacks.keys, (stacks.heads, cols, stacks.key_size))
+            check_float(checkpoint, stacks.values, (stacks.heads, stacks.value_size, cols))
+            known |= {stacks.keys, stacks.values}
+        elif f"{module}.scales" in checkpoint or f"{module}.biases" in checkpoint:
             checkpoint.quantization(module, (rows,), cols)
             known |= {f"{module}.{part}" for part in ("weight", "scales", "biases")}
         else:

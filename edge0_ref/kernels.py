@@ -169,10 +169,11 @@ def causal_attention(q, keys, values, first, scale, y):
     """[DEC-010] Softmax attention of q [tokens, heads, size] over keys, values [positions, kv_heads, size].
 
     Token t stands at position `first + t` and sees positions 0 .. first + t. Probabilities stay in float64; the
-    weighted sum runs over positions in ascending order.
+    weighted sum runs over positions in ascending order. Of values wider than y [tokens, heads, value_size] the first
+    dims count: latents, whose rows go on with a key, are keys and values in one.
     """
     tokens, heads, size = q.shape
-    value_size = values.shape[2]
+    value_size = y.shape[2]
     share = heads // keys.shape[1]
     terms = np.empty(size, np.float64)
     scores = np.empty(first + tokens, np.float64)
@@ -228,14 +229,9 @@ KERNELS = (
 
 
 def compiled_before() -> bool:
-    """Whether an earlier run left compiled kernels on this machine (always true when Numba is switched off)."""
-    caches = [getattr(kernel, "_cache", None) for kernel in KERNELS]
-    return all(cache is None or bool(_index_files(cache)) for cache in caches)
+    """Whether an earlier run left these kernels compiled on this machine; always true when Numba is switched off.
 
-
-def _index_files(cache: object) -> list[str]:
-    import glob
-    import os
-
-    folder = str(getattr(cache, "cache_path", ""))
-    return glob.glob(os.path.join(glob.escape(folder), "kernels.*.nbi"))
+    A cache of other sources or another Numba does not count. Asks Numba's own index, which has no public name.
+    """
+    files = [kernel._cache._cache_file for kernel in KERNELS if hasattr(kernel, "_cache")]
+    return not files or any(file._load_index() for file in files)

@@ -6,14 +6,23 @@ import numpy as np
 from jaxtyping import Float32
 
 from edge0_ref.config import MoeConfig
-from edge0_ref.contract import Routing, RouterSpec
+from edge0_ref.contract import RouterSpec, Routing, SigmoidGroup
 from edge0_ref.errors import NonFiniteError
-from edge0_ref.experts import gated_mlp
-from edge0_ref.functions import sigmoid
+from edge0_ref.functions import sigmoid, swiglu
 from edge0_ref.router import route
 from edge0_ref.weights import Weights
 
 Activations = Float32[np.ndarray, "tokens hidden"]
+
+
+class GatedMlp:
+    """[DEC-055] down(silu(gate x) * (up x)) of resident weights: a shared expert, or the whole of a dense layer."""
+
+    def __init__(self, weights: Weights, path: str) -> None:
+        self.gate, self.up, self.down = (weights.linear(f"{path}.{name}_proj") for name in ("gate", "up", "down"))
+
+    def __call__(self, x: Activations) -> Activations:
+        return self.down(swiglu(self.gate(x), self.up(x)))
 
 
 class Moe:
@@ -22,9 +31,11 @@ class Moe:
     def __init__(self, weights: Weights, layer: int, path: str, config: MoeConfig, top_k: int) -> None:
         self.layer, self.num_experts = layer, config.num_experts
         self.spec: RouterSpec = replace(config.router, top_k=top_k)
+        if isinstance(self.spec, SigmoidGroup) and config.expert_bias:
+            self.spec = replace(self.spec, expert_bias=weights.vector(f"{path}.gate.expert_bias"))
         self.router = weights.linear(f"{path}.gate")
-        self.shared_gate = weights.linear(f"{path}.shared_expert_gate") if config.shared_gate else None
-        self.shared = [weights.linear(f"{path}.shared_expert.{name}_proj") for name in ("gate", "up", "down")]
+        self.shared = GatedMlp(weights, f"{path}.{config.shared_name}")
+        self.shared_gate = weights.linear(f"{path}.{config.shared_name}_gate") if config.shared_gate else None
 
     def router_logits(self, x: Activations) -> Float32[np.ndarray, "tokens experts"]:
         return self.router(x)
@@ -37,7 +48,6 @@ class Moe:
             raise NonFiniteError(f"layer {self.layer}: {error}") from None
 
     def shared_output(self, x: Activations) -> Activations:
-        """[DEC-031] sigmoid(shared_expert_gate x) * shared(x); computed once, whatever the routing."""
-        gate, up, down = self.shared
-        y = gated_mlp(x, gate.weight, up.weight, down.weight, (gate.lora, up.lora, down.lora))
+        """[DEC-031] sigmoid(shared_expert_gate x) * shared(x), or [DEC-055] without a gate; whatever the routing."""
+        y = self.shared(x)
         return y if self.shared_gate is None else sigmoid(self.shared_gate(x)) * y

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 from jaxtyping import Float32, Int64
 
-from edge0_ref.contract import PrerouterHead, Routing, RouterSpec, SigmoidGroup
+from edge0_ref.contract import PrerouterHead, RouterSpec, Routing, SigmoidGroup
 from edge0_ref.errors import ShapeError
 from edge0_ref.functions import gelu
 from edge0_ref.lora import linear
@@ -25,7 +25,8 @@ def predict(
         raise ShapeError(f"prerouter: {features.shape[1]} features, the head takes {head.fc1.shape[1]}")
     direct = linear(features, head.linear)
     learned = linear(gelu(linear(features, head.fc1)), head.fc2)
-    return (direct.astype(np.float64) + learned).astype(np.float32)
+    logits: Float32[np.ndarray, "tokens experts"] = (direct.astype(np.float64) + learned).astype(np.float32)
+    return logits
 
 
 def k_hot(experts: Int64[np.ndarray, "tokens k"], num_experts: int) -> Float32[np.ndarray, "tokens experts"]:

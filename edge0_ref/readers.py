@@ -116,7 +116,7 @@ class DirectReader:
     def _aligned(self, size: int) -> memoryview:
         held = getattr(self._scratch, "map", None)
         if held is None or len(held) < size:
-            held = self._scratch.map = mmap.mmap(-1, size)  # anonymous maps start on a page
+            held = self._scratch.map = mmap.mmap(-1, max(size, BLOCK))  # anonymous maps start on a page
         return memoryview(held)[:size]
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float32, Int64
 
 from edge0_ref.bits import widen
-from edge0_ref.contract import Routing, RouterSpec, SigmoidGroup, SoftmaxTopK
+from edge0_ref.contract import RouterSpec, Routing, SigmoidGroup, SoftmaxTopK
 from edge0_ref.errors import NonFiniteError, ShapeError
 from edge0_ref.functions import sigmoid
 
@@ -51,7 +51,8 @@ def top_k(values: np.ndarray, k: int) -> Int64[np.ndarray, "tokens k"]:
 
 def gather(values: np.ndarray, experts: Int64[np.ndarray, "tokens k"]) -> np.ndarray:
     """The chosen experts' values, [tokens, k]."""
-    return values[np.arange(values.shape[0])[:, None], experts]
+    chosen: np.ndarray = values[np.arange(values.shape[0])[:, None], experts]
+    return chosen
 
 
 def softmax(chosen: Float32[np.ndarray, "tokens k"]) -> Float32[np.ndarray, "tokens k"]:
@@ -62,7 +63,8 @@ def softmax(chosen: Float32[np.ndarray, "tokens k"]) -> Float32[np.ndarray, "tok
     """
     wide = chosen.astype(np.float64)
     powers = np.exp(wide - wide.max(axis=-1, keepdims=True))
-    return (powers / ascending_sum(powers)).astype(np.float32)
+    weights: Float32[np.ndarray, "tokens k"] = (powers / ascending_sum(powers)).astype(np.float32)
+    return weights
 
 
 def sigmoid_scores(logits: Logits) -> Logits:

@@ -78,6 +78,8 @@ def read_header(path: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
 
 
 def _tensor(path: Path, name: str, entry: Any, data_start: int) -> TensorInfo:
+    if not name.isprintable():
+        raise CheckpointError(f"{path}: the name {name!r} is not printable")
     try:
         dtype, shape, (first, last) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
         whole = all(type(number) is int and 0 <= number < 2**63 for number in (*shape, first, last))
@@ -101,9 +103,8 @@ def _check_extents(path: Path, tensors: list[TensorInfo], data_start: int, size:
     end, before = data_start, "the header"
     for tensor in tensors:
         if tensor.offset + tensor.nbytes > size:
-            raise CheckpointError(
-                f"{path}: tensor {tensor.name} ends at byte {tensor.offset + tensor.nbytes}, the file at {size}: truncated?"
-            )
+            ends = tensor.offset + tensor.nbytes
+            raise CheckpointError(f"{path}: tensor {tensor.name} ends at byte {ends}, the file at {size}: truncated?")
     for tensor in sorted(tensors, key=lambda tensor: (tensor.offset, tensor.nbytes)):
         if tensor.offset < end:
             raise CheckpointError(f"{path}: tensor {tensor.name} overlaps {before}")

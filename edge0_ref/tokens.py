@@ -1,5 +1,6 @@
 """Text <-> token ids: the model folder's own tokenizer.json, its chat template, and decoding one token at a time."""
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -105,7 +106,7 @@ def open_tokenizer(folder: Path) -> Tokenizer:
 
     path = folder / "tokenizer.json"
     if not path.exists():
-        raise CheckpointError(f"{path}: no such file; without a tokenizer a prompt is given as ids (--prompt-ids 5,6,7)")
+        raise CheckpointError(f"{path}: no such file")
     try:
         inner = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception
@@ -113,7 +114,10 @@ def open_tokenizer(folder: Path) -> Tokenizer:
     settings_path = folder / "tokenizer_config.json"
     settings = read_json(settings_path) if settings_path.exists() else {}
     template_path = folder / "chat_template.jinja"
-    template = template_path.read_text("utf-8") if template_path.exists() else _default_template(settings)
+    try:
+        template = template_path.read_text("utf-8") if template_path.exists() else _default_template(settings)
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{template_path}: not readable ({error})") from None
     return Tokenizer(inner, template, _special_names(settings))
 
 
@@ -158,11 +162,15 @@ def render(template: str, variables: Mapping[str, Any]) -> str:
         raise UsageError(f"the chat template fails: {type(error).__name__}: {error}") from None
 
 
-def _to_json(value: Any, indent: int | None = None, ensure_ascii: bool = False) -> str:
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
     """JSON as it is: jinja2's own filter escapes `<` and `&` for web pages."""
-    import json
-
-    return json.dumps(value, indent=indent, ensure_ascii=ensure_ascii)
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _raise_exception(message: str) -> str:

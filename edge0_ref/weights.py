@@ -9,6 +9,7 @@ from edge0_ref.adapters import Adapters
 from edge0_ref.bits import widen
 from edge0_ref.checkpoint import Checkpoint
 from edge0_ref.contract import Array, Lora, QuantizedMatrix
+from edge0_ref.dequant import dequantize
 from edge0_ref.lora import linear
 
 
@@ -37,6 +38,18 @@ class Weights:
                 weight.packed, widen(weight.scales), widen(weight.biases), weight.bits, weight.group_size
             )
         return Linear(weight, self.adapters.loras.get(module))
+
+    def dense(self, module: str) -> Float32[np.ndarray, "rows cols"]:
+        """[DEC-062] A linear layer's weights as numbers, for a mixer that does not multiply it by activations.
+
+        Its LoRA is added, f32(W + scale * B A): to float32 numbers, so nothing of the update is lost to int4.
+        """
+        layer = self.linear(module)
+        weight = dequantize(layer.weight) if isinstance(layer.weight, QuantizedMatrix) else layer.weight
+        if layer.lora is None:
+            return weight
+        update = linear(np.ascontiguousarray(layer.lora.down.T), layer.lora.up).T
+        return (weight + np.float64(layer.lora.scale) * update).astype(np.float32)
 
     def vector(self, name: str) -> Array:
         return self.checkpoint.vector(name)

@@ -1,11 +1,11 @@
 """The Python API, and what every command is made of.
 
-    from edge0_ref.app import open_model
+from edge0_ref.app import open_model
 
-    with open_model() as model:
-        for piece in (text := model.generate("In the beginning", max_tokens=40)):
-            print(piece.text, end="", flush=True)
-        print(text.result.tokens_per_second, model.counters.bytes_read)
+with open_model() as model:
+    for piece in (text := model.generate("In the beginning", max_tokens=40)):
+        print(piece.text, end="", flush=True)
+    print(text.result.tokens_per_second, model.counters.bytes_read)
 """
 
 from collections.abc import Callable, Sequence
@@ -14,9 +14,9 @@ from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, cast
 
-from edge0_ref.adapters import Adapters, open_adapters
+from edge0_ref.adapters import Adapters, adapters_of
 from edge0_ref.app.backends import find_backend, notice_of
 from edge0_ref.checkpoint import Checkpoint
 from edge0_ref.config import ModelConfig
@@ -33,7 +33,7 @@ from edge0_ref.contract import (
 from edge0_ref.engine.memory import parse_size, resident_bytes
 from edge0_ref.engine.plan import MemoryPlan, Request, make_plan, plan_text
 from edge0_ref.engine.sampling import SamplingSettings
-from edge0_ref.engine.session import Generation, Prompt, Session, check_max_tokens, prompt_ids
+from edge0_ref.engine.session import Generation, Prompt, Session, check_limits, prompt_ids
 from edge0_ref.errors import UsageError
 from edge0_ref.inventory import open_checkpoint
 from edge0_ref.tokens import Tokenizer, open_tokenizer
@@ -53,9 +53,9 @@ def open_model(
     adapters: Path | str | None = None,
     use_adapters: bool = True,
     memory: int | str | None = None,
-    executor: ExecutorKind = "staged",
+    executor: str = "staged",
     slots: int | None = None,
-    read_mode: ReadMode = "pread",
+    read_mode: str = "pread",
     reader_threads: int = 2,
     context: int | None = None,
     observe: Observe | None = None,
@@ -73,11 +73,11 @@ def open_model(
     settings = ModelSettings(
         backend=backend,
         request=Request(
-            context=context or 1,
+            context=1 if context is None else context,
             memory=parse_size(memory) if isinstance(memory, str) else memory,
-            executor=executor,
+            executor=cast(ExecutorKind, executor),
             slots=slots,
-            read_mode=read_mode,
+            read_mode=cast(ReadMode, read_mode),
             reader_threads=reader_threads,
         ),
         context=context,
@@ -87,7 +87,7 @@ def open_model(
     checkpoint = open_checkpoint(embedded_model() if folder is None else folder)
     held = checkpoint.folder / "adapters"
     chosen = Path(adapters) if adapters is not None else held if held.is_dir() else None
-    opened = open_adapters(chosen, checkpoint.config) if use_adapters and chosen is not None else Adapters()
+    opened = adapters_of(checkpoint, chosen) if use_adapters else Adapters()
     for note in opened.notes:
         notify(note)
     return Model(checkpoint, opened, settings)
@@ -118,6 +118,10 @@ class Model:
     def config(self) -> ModelConfig:
         return self.checkpoint.config
 
+    @property
+    def has_tokenizer(self) -> bool:
+        return (self.checkpoint.folder / "tokenizer.json").exists()
+
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """Raises CheckpointError when the folder has none."""
@@ -141,7 +145,7 @@ class Model:
         stop: Sequence[str] = (),
     ) -> Generation:
         """A text, piece by piece; `.result` says what it was and what it cost. The prompt is text, or token ids."""
-        check_max_tokens(max_tokens)
+        check_limits(max_tokens, stop)
         ids = self.token_ids(prompt)
         return self._session_for(len(ids), len(ids) + max_tokens).generate(ids, max_tokens, settings, stop)
 
@@ -151,8 +155,9 @@ class Model:
         return self._session_for(len(ids), len(ids)).logits(ids)
 
     def token_ids(self, prompt: Prompt) -> list[int]:
-        """Raises UsageError for an empty prompt, CheckpointError for text without a tokenizer."""
-        return prompt_ids(prompt, self.tokenizer if isinstance(prompt, str) else None, self.config)
+        """Raises UsageError for an empty prompt, an unknown id, or text where there is no tokenizer."""
+        needs_tokenizer = isinstance(prompt, str) and self.has_tokenizer
+        return prompt_ids(prompt, self.tokenizer if needs_tokenizer else None, self.config)
 
     def _session_for(self, prompt_tokens: int, context: int) -> Session:
         """The running session if it has room, else a new one: planned first, then allocated."""
@@ -168,8 +173,7 @@ class Model:
             if request.memory is not None:
                 self.settings.notify(plan_text(self.plan))
             decoder = self.backend.decoder(self.checkpoint, self.plan.plan, self.adapters, self.settings.observe)
-            has_tokenizer = (self.checkpoint.folder / "tokenizer.json").exists()
-            tokenizer = self.tokenizer if has_tokenizer else None
+            tokenizer = self.tokenizer if self.has_tokenizer else None
             self._session = Session(decoder, self.config, context, tokenizer, self.backend.to_numpy)
         return self._session
 
@@ -184,7 +188,7 @@ class Model:
         self._release()
         self._closed = True
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Model":
         return self
 
     def __exit__(

@@ -31,7 +31,9 @@ def find_backend(name: str, needs: str = "decoder") -> Backend[Any]:
     except Exception as error:  # a backend is foreign code: its import can fail in any way
         raise BackendError(f"backend {name}: {module}:{attribute} fails: {type(error).__name__}: {error}") from error
     if needs not in claims:
-        raise BackendError(f"backend {name} does not claim {needs!r}; it claims {', '.join(sorted(claims)) or 'nothing'}")
+        raise BackendError(
+            f"backend {name} does not claim {needs!r}; it claims {', '.join(sorted(claims)) or 'nothing'}"
+        )
     return backend
 
 

@@ -1,28 +1,32 @@
 """The command `edge0`: options, and how errors leave the process. What a command does is in the file of its name.
 
-Exit codes: 0; 2 for every error that edge0 names, in one line on stderr; 130 after Ctrl-C; 141 if nobody reads the
-output any more. Heavy modules are imported by the commands that need them, so that the first token comes soon.
+[ENG-065] Exit codes: 0; 2 for every error that edge0 names, in one line on stderr; 130 after Ctrl-C; 141 if nobody
+reads the output any more. Heavy modules are imported by the commands that need them: the first token comes soon.
 """
 
 import os
 import sys
 from collections.abc import Callable
 from functools import wraps
-from typing import Annotated, Any, NoReturn, Optional
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from edge0_ref.errors import Edge0Error
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+app = typer.Typer(
+    help="Mixture-of-Experts models that do not fit in memory, streamed from the SSD.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
 
-# typer evaluates annotations, so optional parameters are spelled Optional[...] for every version it supports
-ModelFolder = Annotated[Optional[str], typer.Argument(metavar="[MODEL]", help="Model folder; default: the embedded one.")]  # noqa: UP045
-PromptText = Annotated[Optional[str], typer.Option("--prompt", help="The text to go on from.")]  # noqa: UP045
-PromptIds = Annotated[Optional[str], typer.Option("--prompt-ids", help="The same as token ids: 5,6,7.")]  # noqa: UP045
+ModelFolder = Annotated[str | None, typer.Argument(metavar="[MODEL]", help="Model folder; default: the embedded one.")]
+PromptText = Annotated[str | None, typer.Option("--prompt", help="The text to go on from.")]
+PromptIds = Annotated[str | None, typer.Option("--prompt-ids", help="The same as token ids: 5,6,7.")]
 BackendName = Annotated[str, typer.Option("--backend", help="A backend's name, or package.module:factory.")]
 AdapterFolder = Annotated[
-    Optional[str], typer.Option("--adapters", help="Adapter folder; default: MODEL/adapters, if it is there.")  # noqa: UP045
+    str | None, typer.Option("--adapters", help="Adapter folder; default: MODEL/adapters, if it is there.")
 ]
 NoAdapters = Annotated[bool, typer.Option("--no-adapters", help="Run without prerouter heads and LoRA.")]
 ExecutorName = Annotated[str, typer.Option("--executor", help="exact, staged, hot or whole_layer.")]
@@ -38,21 +42,54 @@ def main() -> NoReturn:
 def run(arguments: list[str]) -> int:
     """Run one command line; the exit code."""
     try:
-        code = app(args=arguments, prog_name="edge0", standalone_mode=False)
+        code = run_command(arguments)
         sys.stdout.flush()
-        return code if isinstance(code, int) else 0
-    except SystemExit as leaving:
-        return leaving.code if isinstance(leaving.code, int) else 1
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        return nobody_reads()
+        # nobody reads stdout any more: quiet, with the code of SIGPIPE; Python must not try to flush once more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    return code
+
+
+def run_command(arguments: list[str]) -> int:
+    """The exit code of a command, with named errors told. Any other exception is a bug and keeps its traceback."""
+    try:
+        code = app(args=arguments or ["--help"], prog_name="edge0", standalone_mode=False)
+    except CarriedError as leaving:
+        raise leaving.reason from None
+    except Edge0Error as error:
+        return fail(str(error))
     except Exception as error:
         # what typer raises for a wrong command line has this method; its classes move between versions
         message = getattr(error, "format_message", None)
         if message is None:
             raise
         return fail(message())
+    return code if isinstance(code, int) else 0
+
+
+class CarriedError(Exception):
+    """Carries Ctrl-C and a broken pipe past typer, which would turn them into exit codes of its own."""
+
+    def __init__(self, reason: BaseException) -> None:
+        super().__init__()
+        self.reason = reason
+
+
+def command(function: Callable[..., None]) -> Callable[..., None]:
+    """Register a command."""
+
+    @wraps(function)
+    def guarded(**options: Any) -> None:
+        try:
+            function(**options)
+        except (KeyboardInterrupt, BrokenPipeError) as error:
+            raise CarriedError(error) from error
+
+    app.command()(guarded)
+    return function
 
 
 def fail(message: str) -> int:
@@ -65,37 +102,6 @@ def tell(text: str) -> None:
     """Something to know, on stderr."""
     for line in text.splitlines():
         print(f"edge0: {line}", file=sys.stderr, flush=True)
-
-
-def nobody_reads() -> int:
-    """The reader of stdout is gone: quiet, with the code of SIGPIPE; Python must not try to flush once more."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 141
-
-
-def command(function: Callable[..., None]) -> Callable[..., None]:
-    """Register a command whose named errors end the process in one line, before typer sees them."""
-
-    @wraps(function)
-    def guarded(**options: Any) -> None:
-        try:
-            function(**options)
-        except Edge0Error as error:
-            raise SystemExit(fail(str(error))) from None
-        except KeyboardInterrupt:
-            raise SystemExit(130) from None
-        except BrokenPipeError:
-            raise SystemExit(nobody_reads()) from None
-
-    app.command()(guarded)
-    return function
-
-
-@app.callback(invoke_without_command=True)
-def edge0(context: typer.Context) -> None:
-    """Mixture-of-Experts models that do not fit in memory, streamed from the SSD."""
-    if context.invoked_subcommand is None:
-        print(context.get_help())
 
 
 @command
@@ -112,14 +118,14 @@ def generate(
     repetition_penalty: Annotated[float, typer.Option(help="1 is off.")] = 1.0,
     presence_penalty: Annotated[float, typer.Option(help="0 is off.")] = 0.0,
     frequency_penalty: Annotated[float, typer.Option(help="0 is off.")] = 0.0,
-    seed: Annotated[Optional[int], typer.Option(help="Default: a fresh one, which is reported.")] = None,  # noqa: UP045
-    stop: Annotated[Optional[list[str]], typer.Option(help="End before this text; may be repeated.")] = None,  # noqa: UP045
+    seed: Annotated[int | None, typer.Option(help="Default: a fresh one, which is reported.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be repeated.")] = None,
     backend: BackendName = "reference",
     adapters: AdapterFolder = None,
     no_adapters: NoAdapters = False,
     executor: ExecutorName = "staged",
-    slots: Annotated[Optional[int], typer.Option(help="Expert slots a layer; default: by plan.")] = None,  # noqa: UP045
-    memory: Annotated[Optional[str], typer.Option(help="Budget of the whole process, 3GiB.")] = None,  # noqa: UP045
+    slots: Annotated[int | None, typer.Option(help="Expert slots a layer; default: by plan.")] = None,
+    memory: Annotated[str | None, typer.Option(help="Budget of the whole process, 3GiB.")] = None,
     read_mode: ReadModeName = "pread",
     json: Json = False,
     stats: Annotated[bool, typer.Option("--stats", help="A table of what it cost, on stderr.")] = False,
@@ -138,9 +144,9 @@ def generate(
         adapters=adapters,
         use_adapters=not no_adapters,
         memory=memory,
-        executor=executor,  # type: ignore[arg-type]
+        executor=executor,
         slots=slots,
-        read_mode=read_mode,  # type: ignore[arg-type]
+        read_mode=read_mode,
         notify=tell,
     ) as opened:
         chosen = choose_prompt(prompt, prompt_ids)
@@ -152,7 +158,7 @@ def logits(
     model: ModelFolder = None,
     prompt: PromptText = None,
     prompt_ids: PromptIds = None,
-    out: Annotated[Optional[str], typer.Option(help="The file to write, .safetensors.")] = None,  # noqa: UP045
+    out: Annotated[str | None, typer.Option(help="The file to write, .safetensors.")] = None,
     backend: BackendName = "reference",
     adapters: AdapterFolder = None,
     no_adapters: NoAdapters = False,
@@ -168,8 +174,8 @@ def logits(
         backend=backend,
         adapters=adapters,
         use_adapters=not no_adapters,
-        executor=executor,  # type: ignore[arg-type]
-        read_mode=read_mode,  # type: ignore[arg-type]
+        executor=executor,
+        read_mode=read_mode,
         notify=tell,
     ) as opened:
         run_logits(opened, choose_prompt(prompt, prompt_ids), out)
@@ -229,3 +235,7 @@ def choose_prompt(text: str | None, ids: str | None) -> str | list[int]:
     if wrong:
         raise UsageError(f"--prompt-ids: {wrong[0]!r} is not a token id; wanted 5,6,7")
     return [int(part) for part in parts]
+
+
+if __name__ == "__main__":
+    main()

@@ -24,17 +24,17 @@ def run_generate(
     json: bool,
     stats: bool,
 ) -> None:
-    """[ENG-061] Stream a text, then say what it cost. Errors in mid-text leave the text so far on stdout."""
+    """[ENG-061] Stream a text (ids, if there is no tokenizer), then say what it cost."""
     if chat:
         prompt = chat_prompt(model, prompt)
     generation = model.generate(prompt, max_tokens, settings, stop)
     screen = open_screen(lambda: generation.result)
     try:
         for piece in generation:
-            screen.write(piece.text)
+            screen.write(piece.text if model.has_tokenizer else f"{piece.token_id} ")
     finally:
         screen.close()
-    sys.stdout.write("\n")
+        sys.stdout.write("\n")
     result = generation.result
     if result.seed is not None and settings.seed is None:
         model.settings.notify(f"seed {result.seed}")

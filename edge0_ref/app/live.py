@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from edge0_ref.engine.memory import size_text
 from edge0_ref.engine.session import Result
@@ -10,6 +10,7 @@ from edge0_ref.engine.session import Result
 REFRESHES_PER_SECOND = 12
 
 
+@runtime_checkable
 class Screen(Protocol):
     """Where the pieces of a text go."""
 

@@ -33,5 +33,6 @@ def result_rows(result: Result) -> list[tuple[str, int | str]]:
         ("needed: read on demand", str(result.on_demand)),
         ("dropped", str(result.drops)),
         ("waited for reads", f"{result.wait_seconds:.3f} s"),
+        ("graphs evaluated", str(result.evaluations)),
         ("peak memory of the process", result.peak_bytes),
     ]

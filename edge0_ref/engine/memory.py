@@ -44,14 +44,14 @@ def parse_size(text: str) -> int:
     return int(float(match[1]) * UNITS[match[2]])
 
 
-def size_text(nbytes: float) -> str:
+def size_text(nbytes: int) -> str:
     """A size with a unit and three digits or so.
 
     >>> size_text(512), size_text(1_769_472), size_text(3 * 2**30)
     ('512 B', '1.69 MiB', '3.00 GiB')
     """
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(nbytes) < 1024 or unit == "GiB":
-            break
-        nbytes /= 1024
-    return f"{nbytes:.{0 if unit == 'B' or nbytes >= 100 else 1 if nbytes >= 10 else 2}f} {unit}"
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if nbytes >= size:
+            value = nbytes / size
+            return f"{value:.{0 if value >= 100 else 1 if value >= 10 else 2}f} {unit}"
+    return f"{nbytes} B"

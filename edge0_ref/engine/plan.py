@@ -4,21 +4,22 @@ What is promised is the whole process: what it already is, resident weights, ada
 readers, the state of every token of context, and a margin. A budget that cannot work is refused with one that does.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
 from edge0_ref.adapters import Adapters
 from edge0_ref.checkpoint import Checkpoint
-from edge0_ref.config import AttentionConfig, GatedDeltaConfig, MixerConfig
+from edge0_ref.config import AttentionConfig, GatedDeltaConfig, KdaConfig, MixerConfig, MlaConfig, ModelConfig
 from edge0_ref.contract import ExecutorKind, Plan, ReadMode
 from edge0_ref.engine.memory import size_text
 from edge0_ref.errors import BudgetError, UsageError
 from edge0_ref.expert_store import find_experts
+from edge0_ref.readers import BLOCK
 
 CHUNKS = (256, 128, 64, 32)
-SMALL_BANK_BYTES = 2**28  # without a budget, whole layers are kept for a prompt only if all of them are this small
-MARGIN_BYTES = 48 * 2**20  # compiled kernels, Python objects, allocator slack; measured on the embedded model
+SMALL_LAYER_BYTES = 2**28  # without a budget, a prompt gets a whole layer at a time only if one is this small
+MARGIN_BYTES = 96 * 2**20  # compiling or loading kernels, Python objects, allocator slack
 SLACK_BYTES = 2 * 2**20  # the process's own size moves by this much from run to run
 
 
@@ -60,40 +61,82 @@ def plan_text(plan: MemoryPlan) -> str:
     return "\n".join(f"{what:{width}}  {size_text(nbytes):>9}" for what, nbytes in rows)
 
 
+@dataclass(frozen=True)
+class Sizes:
+    """What a model weighs, from its headers. experts: layer -> (bytes of one, how many); largest_range: of a file."""
+
+    experts: Mapping[int, tuple[int, int]]
+    resident: int
+    largest_range: int
+
+    @property
+    def one_of_each_layer(self) -> int:
+        return sum(nbytes for nbytes, _ in self.experts.values())
+
+    @property
+    def all_experts(self) -> int:
+        return sum(nbytes * count for nbytes, count in self.experts.values())
+
+    @property
+    def largest_layer(self) -> int:
+        return max(nbytes * count for nbytes, count in self.experts.values())
+
+    @property
+    def most_experts(self) -> int:
+        return max(count for _, count in self.experts.values())
+
+
+def sizes_of(checkpoint: Checkpoint) -> Sizes:
+    experts, largest_range = {}, 0
+    for layer, moe in checkpoint.config.moe_layers.items():
+        layout, pieces = find_experts(checkpoint, layer, moe)
+        experts[layer] = layout.nbytes, moe.num_experts
+        largest_range = max(largest_range, *(piece.nbytes for piece in pieces))
+    return Sizes(experts, resident_weight_bytes(checkpoint), largest_range)
+
+
 def make_plan(checkpoint: Checkpoint, adapters: Adapters, request: Request, process_bytes: int) -> MemoryPlan:
     """[ENG-031] The best plan within the budget. process_bytes: the process as it is, adapters already read.
 
-    A budget is spent in this order: 2K slots a layer, a prompt in large chunks, whole layers where they pay, then
-    more slots. Raises BudgetError, naming a budget that works; UsageError for a context the model does not have.
+    A budget is spent in this order: 2K slots a layer, a prompt in large chunks, slots for all experts, or else a
+    whole layer for the prompt and then more slots. Raises BudgetError, naming a budget that works; UsageError for a
+    context the model does not have.
     """
-    if request.context > checkpoint.config.max_context:
-        raise UsageError(f"context of {request.context} tokens; this model has {checkpoint.config.max_context}")
+    config, sizes = checkpoint.config, sizes_of(checkpoint)
+    if request.context > config.max_context:
+        raise UsageError(f"context of {request.context} tokens; this model has {config.max_context}")
 
     def priced(plan: Plan) -> MemoryPlan:
-        return MemoryPlan(plan, cost_rows(checkpoint, adapters, plan, process_bytes), request.memory)
+        rows = [("process as it is", process_bytes - adapters.nbytes), ("adapters", adapters.nbytes)]
+        rows += cost_rows(config, sizes, plan)
+        return MemoryPlan(plan, tuple((what, nbytes) for what, nbytes in rows if nbytes), request.memory)
 
-    smallest = smallest_plan(checkpoint, adapters, request)
-    if request.memory is None:
-        return priced(with_whole_layers(checkpoint, replace(smallest, prefill_chunk=CHUNKS[0]), request))
-    if priced(smallest).total > request.memory:
+    smallest = smallest_plan(request, adapters.top_k or config.top_k, sizes)
+    budget = request.memory
+    if budget is None:
+        plan = replace(smallest, prefill_chunk=CHUNKS[0])
+        small = sizes.largest_layer <= SMALL_LAYER_BYTES
+        return priced(with_whole_layers(plan, request, sizes) if small else plan)
+    if priced(smallest).total > budget:
         minimum = -(-(priced(smallest).total + SLACK_BYTES) // 2**20)
         raise BudgetError(
-            f"a memory budget of {size_text(request.memory)} is too small: {minimum} MiB work "
+            f"a memory budget of {size_text(budget)} is too small: {minimum} MiB work "
             f"({smallest.slots} slots a layer, context {smallest.context})"
         )
-    return priced(spend(checkpoint, request, smallest, lambda plan: priced(plan).total <= request.memory))
+    return priced(spend(smallest, request, sizes, lambda plan: budget - priced(plan).total))
 
 
-def smallest_plan(checkpoint: Checkpoint, adapters: Adapters, request: Request) -> Plan:
-    """[ENG-032] As little memory as works: 2K slots, so that a token's experts and the next one's fit side by side."""
-    top_k = adapters.top_k or checkpoint.config.top_k
-    experts = most_experts(checkpoint)
+def smallest_plan(request: Request, top_k: int, sizes: Sizes) -> Plan:
+    """[ENG-032] As little memory as works: 2K slots, so that a token's experts and the next one's fit side by side.
+
+    Hot has 4K of them where there is no budget: it is for keeping more than a token needs.
+    """
     slots = request.slots or (4 if request.executor == "hot" and request.memory is None else 2) * top_k
     return Plan(
         top_k=top_k,
         executor=request.executor,
         prefill_executor=request.executor,
-        slots=min(slots, experts),
+        slots=min(slots, sizes.most_experts),
         read_mode=request.read_mode,
         reader_threads=request.reader_threads,
         prefill_chunk=CHUNKS[-1],
@@ -101,93 +144,67 @@ def smallest_plan(checkpoint: Checkpoint, adapters: Adapters, request: Request) 
     )
 
 
-def spend(checkpoint: Checkpoint, request: Request, plan: Plan, fits: Callable[[Plan], bool]) -> Plan:
-    """Grow the smallest plan step by step, keeping each step that fits."""
-    plan = next(chosen for size in CHUNKS if fits(chosen := replace(plan, prefill_chunk=size)))
-    whole = with_whole_layers(checkpoint, plan, request)
-    plan = whole if fits(whole) else plan
-    if request.slots is None and request.executor in ("staged", "hot"):
-        counts = range(most_experts(checkpoint), plan.slots, -1)
-        plan = next((more for count in counts if fits(more := replace(plan, slots=count))), plan)
-    return plan
+def spend(plan: Plan, request: Request, sizes: Sizes, spare: Callable[[Plan], int]) -> Plan:
+    """Grow the smallest plan step by step, keeping each step that leaves no negative `spare`."""
+    plan = next(larger for size in CHUNKS if spare(larger := replace(plan, prefill_chunk=size)) >= 0)
+    fixed = request.slots is not None or request.executor not in ("staged", "hot")
+    everything = replace(plan, slots=sizes.most_experts)
+    if not fixed and spare(everything) >= 0:
+        return everything
+    whole = with_whole_layers(plan, request, sizes)
+    plan = whole if spare(whole) >= 0 else plan
+    more = spare(plan) // sizes.one_of_each_layer
+    return plan if fixed else replace(plan, slots=min(plan.slots + more, sizes.most_experts))
 
 
-def with_whole_layers(checkpoint: Checkpoint, plan: Plan, request: Request) -> Plan:
-    """[ENG-033] Whole layers for the prompt, if all of them are small and it is read in several chunks.
+def with_whole_layers(plan: Plan, request: Request, sizes: Sizes) -> Plan:
+    """[ENG-033] A whole layer at a time for the prompt, if its calls choose 4 times as many experts as there are.
 
-    A prompt of one chunk reads each expert it needs once in any case; only a longer one would read them again.
+    Then about one expert in 50 is read for nothing, and all reads of a layer are under way at once; a short prompt
+    uses few experts, and reading all of them would make memory grow with their number.
     """
-    several = request.prompt_tokens > plan.prefill_chunk
-    pays = several and plan.prefill_chunk * plan.top_k >= most_experts(checkpoint)
-    if pays and plan.executor in ("staged", "hot") and whole_layer_bytes(checkpoint) <= SMALL_BANK_BYTES:
+    chosen = min(request.prompt_tokens, plan.prefill_chunk) * plan.top_k
+    if plan.executor in ("staged", "hot") and chosen >= 4 * sizes.most_experts:
         return replace(plan, prefill_executor="whole_layer")
     return plan
 
 
-def most_experts(checkpoint: Checkpoint) -> int:
-    return max(moe.num_experts for moe in checkpoint.config.moe_layers.values())
-
-
-def expert_bytes(checkpoint: Checkpoint) -> dict[int, int]:
-    """Layer -> bytes of one of its experts."""
-    return {
-        layer: find_experts(checkpoint, layer, moe)[0].nbytes for layer, moe in checkpoint.config.moe_layers.items()
-    }
-
-
-def whole_layer_bytes(checkpoint: Checkpoint) -> int:
-    """All experts of all layers."""
-    moe = checkpoint.config.moe_layers
-    return sum(nbytes * moe[layer].num_experts for layer, nbytes in expert_bytes(checkpoint).items())
-
-
-def cost_rows(
-    checkpoint: Checkpoint, adapters: Adapters, plan: Plan, process_bytes: int
-) -> tuple[tuple[str, int], ...]:
-    """[ENG-030] What each part of a plan costs."""
-    layers = len(checkpoint.config.moe_layers)
-    rows = [
-        ("process as it is", process_bytes - adapters.nbytes),
-        ("adapters", adapters.nbytes),
-        ("resident weights", resident_weight_bytes(checkpoint)),
-        (f"experts, decoding: {bank_text(plan.executor, plan.slots, layers)}", bank_bytes(checkpoint, plan.executor, plan)),
-    ]
+def cost_rows(config: ModelConfig, sizes: Sizes, plan: Plan) -> list[tuple[str, int]]:
+    """[ENG-030] What each part of a plan adds to the process."""
+    held, nbytes = held_experts(plan, sizes)
+    rows = [("resident weights", sizes.resident), (f"experts: {held} x {len(sizes.experts)} layers", nbytes)]
     if plan.prefill_executor != plan.executor:
-        text = f"experts, prompt: {bank_text(plan.prefill_executor, plan.slots, layers)}"
-        rows.append((text, bank_bytes(checkpoint, plan.prefill_executor, plan)))
-    rows += [
-        ("reader buffers", reader_bytes(checkpoint, plan)),
-        (f"prompt buffers, {plan.prefill_chunk} tokens a call", working_bytes(checkpoint, plan)),
-        (f"state of {plan.context} tokens", state_bytes(checkpoint, plan.context)),
+        # the decoder lets go of a layer's experts before it reads the next layer's
+        rows.append(("experts of one whole layer, for the prompt", sizes.largest_layer))
+    if plan.read_mode == "direct":  # one aligned buffer a thread
+        rows.append(("reader buffers", plan.reader_threads * (sizes.largest_range + 2 * BLOCK)))
+    return [
+        *rows,
+        (f"prompt buffers, {plan.prefill_chunk} tokens a call", working_bytes(config, sizes, plan)),
+        (f"state of {plan.context} tokens", state_bytes(config, plan.context)),
         ("kernels and margin", MARGIN_BYTES),
     ]
-    return tuple((what, nbytes) for what, nbytes in rows if nbytes)
 
 
-def bank_text(kind: ExecutorKind, slots: int, layers: int) -> str:
-    match kind:
+def held_experts(plan: Plan, sizes: Sizes) -> tuple[str, int]:
+    """What decoding keeps of each layer, and the bytes of that over all layers."""
+    match plan.executor:
         case "exact":
-            return f"1 buffer x {layers} layers"
+            return "1 buffer", sizes.one_of_each_layer
         case "whole_layer":
-            return f"all experts x {layers} layers"
+            return "all", sizes.all_experts
         case "staged" | "hot":
-            return f"{slots} slots x {layers} layers"
-
-
-def bank_bytes(checkpoint: Checkpoint, kind: ExecutorKind, plan: Plan) -> int:
-    """Memory of one executor kind over all layers."""
-    moe = checkpoint.config.moe_layers
-    counts = {"exact": 1, "staged": plan.slots, "hot": plan.slots}
-    return sum(
-        nbytes * counts.get(kind, moe[layer].num_experts) for layer, nbytes in expert_bytes(checkpoint).items()
-    )
+            return f"{plan.slots} slots", plan.slots * sizes.one_of_each_layer
 
 
 def resident_weight_bytes(checkpoint: Checkpoint) -> int:
-    """Everything but routed experts: codes as stored, coefficients and float tensors in float32."""
+    """Everything but routed experts: codes as stored, coefficients and float tensors in float32.
+
+    A layer that files may hold as stacks of heads is taken apart into heads, in float32, however it is stored.
+    """
     total = sum(prod(shape) * 4 for shape in checkpoint.config.tensors.vectors.values())
     for module, (rows, cols) in checkpoint.config.tensors.linears.items():
-        if f"{module}.scales" in checkpoint:
+        if f"{module}.scales" in checkpoint and module not in checkpoint.config.tensors.stacks:
             groups = checkpoint.info(f"{module}.scales").shape[-1]
             total += checkpoint.info(f"{module}.weight").nbytes + 2 * rows * groups * 4
         else:
@@ -195,45 +212,37 @@ def resident_weight_bytes(checkpoint: Checkpoint) -> int:
     return total
 
 
-def reader_bytes(checkpoint: Checkpoint, plan: Plan) -> int:
-    """Direct reads go through one aligned buffer a thread, as large as the largest range of an expert."""
-    if plan.read_mode != "direct":
-        return 0
-    pieces = [
-        piece
-        for layer, moe in checkpoint.config.moe_layers.items()
-        for piece in find_experts(checkpoint, layer, moe)[1]
-    ]
-    return plan.reader_threads * (max(piece.nbytes for piece in pieces) + 2 * 4096)
-
-
-def working_bytes(checkpoint: Checkpoint, plan: Plan) -> int:
+def working_bytes(config: ModelConfig, sizes: Sizes, plan: Plan) -> int:
     """Activations of one call, in the reference's float32 and float64, or what loading needs at once if that is more.
 
     Widest are a mixer's projections, each with a few float64 copies, and the outputs of K experts a token.
     """
-    config = checkpoint.config
     outside = {config.embedding, config.head}
     widest = max(rows for module, (rows, _) in config.tensors.linears.items() if module not in outside)
-    features = config.hidden_size + 2 * most_experts(checkpoint)
+    features = config.hidden_size + 2 * sizes.most_experts
     per_token = 32 * widest + 12 * plan.top_k * config.hidden_size + 8 * features + 16 * config.hidden_size
     largest = max(rows * cols for rows, cols in config.tensors.linears.values())
     return max(plan.prefill_chunk * per_token + 48 * config.vocab_size, largest // 4)
 
 
-def state_bytes(checkpoint: Checkpoint, context: int) -> int:
+def state_bytes(config: ModelConfig, context: int) -> int:
     """[ENG-034] Everything a position is made of, for all layers, when `context` tokens have been seen."""
-    return sum(mixer_state_bytes(layer.mixer, context) for layer in checkpoint.config.layers)
+    return sum(mixer_state_bytes(layer.mixer, context) for layer in config.layers)
 
 
 def mixer_state_bytes(mixer: MixerConfig, context: int) -> int:
+    capacity = 64
+    while capacity < context:
+        capacity *= 2  # what is kept for each position grows by doubling
     match mixer:
         case AttentionConfig():
-            capacity = 64
-            while capacity < context:
-                capacity *= 2  # the cache doubles
-            return 2 * capacity * mixer.kv_heads * mixer.head_size * 4
+            return 4 * capacity * 2 * mixer.kv_heads * mixer.head_size
+        case MlaConfig():
+            return 4 * capacity * (mixer.latent_size + mixer.rotary_size)
         case GatedDeltaConfig():
             channels = 2 * mixer.key_heads * mixer.key_size + mixer.value_heads * mixer.value_size
             memory = mixer.value_heads * mixer.value_size * mixer.key_size
             return 4 * ((mixer.conv_kernel - 1) * channels + memory)
+        case KdaConfig():
+            channels = 3 * mixer.heads * mixer.head_size
+            return 4 * ((mixer.conv_kernel - 1) * channels + mixer.heads * mixer.head_size**2)

@@ -15,13 +15,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+from jaxtyping import Float32, Float64, Int64
 
 from edge0_ref.errors import NonFiniteError, UsageError
 
-Logits = NDArray[np.float32]
-Scores = NDArray[np.float64]
-Ids = NDArray[np.int64]
+Scores = Float64[np.ndarray, " vocab"]
+Weights = Float64[np.ndarray, " ranked"]
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,12 @@ class SamplingSettings:
             ("top_k", self.top_k, self.top_k >= 0, "0 (off) or more"),
             ("top_p", self.top_p, 0 < self.top_p <= 1, "more than 0, at most 1 (off)"),
             ("min_p", self.min_p, 0 <= self.min_p <= 1, "0 (off) to 1"),
-            ("repetition_penalty", self.repetition_penalty, 0.01 <= self.repetition_penalty <= 100, "0.01 to 100; 1 is off"),
+            (
+                "repetition_penalty",
+                self.repetition_penalty,
+                0.01 <= self.repetition_penalty <= 100,
+                "0.01 to 100; 1 is off",
+            ),
             ("presence_penalty", self.presence_penalty, abs(self.presence_penalty) <= 100, "-100 to 100"),
             ("frequency_penalty", self.frequency_penalty, abs(self.frequency_penalty) <= 100, "-100 to 100"),
             ("seed", self.seed or 0, 0 <= (self.seed or 0) < 2**64, "0 to 2**64 - 1"),
@@ -73,7 +77,11 @@ class DrawStream:
 
 
 def sample(
-    logits: Logits, settings: SamplingSettings, prompt: Sequence[int], generated: Sequence[int], draws: DrawStream
+    logits: Float32[np.ndarray, " vocab"],
+    settings: SamplingSettings,
+    prompt: Sequence[int],
+    generated: Sequence[int],
+    draws: DrawStream,
 ) -> int:
     """[ENG-012] The next token id from logits [vocab]. Greedy takes no draw. Raises NonFiniteError."""
     if not np.isfinite(logits).all():
@@ -87,9 +95,7 @@ def sample(
     return int(ids[draw_index(kept, draws.next())])
 
 
-def penalize(
-    scores: Scores, settings: SamplingSettings, prompt: Sequence[int], generated: Sequence[int]
-) -> Scores:
+def penalize(scores: Scores, settings: SamplingSettings, prompt: Sequence[int], generated: Sequence[int]) -> Scores:
     """[ENG-013] Repetition divides positive and multiplies negative scores of tokens of prompt and text so far.
 
     Presence and frequency subtract from tokens of the generated text alone: once, and for each occurrence.
@@ -103,7 +109,7 @@ def penalize(
     return scores
 
 
-def rank(scores: Scores, top_k: int) -> Ids:
+def rank(scores: Scores, top_k: int) -> Int64[np.ndarray, " ranked"]:
     """[ENG-014] Ids by (score descending, id ascending), only the first `top_k` of them if that is not 0.
 
     >>> rank(np.array([1.0, 3.0, 3.0, 2.0]), top_k=3).tolist()
@@ -114,19 +120,20 @@ def rank(scores: Scores, top_k: int) -> Ids:
         boundary = np.partition(scores, -top_k)[-top_k]
         candidates = np.flatnonzero(scores >= boundary)
     order = candidates[np.argsort(-scores[candidates], kind="stable")]
-    return order[:top_k] if top_k else order
+    return np.asarray(order[:top_k] if top_k else order)
 
 
-def relative_weights(scores: Scores, temperature: float) -> Scores:
+def relative_weights(scores: Weights, temperature: float) -> Weights:
     """[ENG-015] exp((score - highest) / temperature), rounded once to float32; scores in rank order.
 
     The highest is taken off before the division: no temperature is too small.
     """
     with np.errstate(over="ignore", under="ignore"):
-        return np.exp((scores - scores[0]) / temperature).astype(np.float32).astype(np.float64)
+        rounded = np.exp((scores - scores[0]) / temperature).astype(np.float32)
+    return np.asarray(rounded, np.float64)
 
 
-def keep_top_p(weights: Scores, top_p: float) -> Scores:
+def keep_top_p(weights: Weights, top_p: float) -> Float64[np.ndarray, " kept"]:
     """[ENG-016] The shortest front part with at least `top_p` of the mass: the token that crosses the line is kept.
 
     >>> keep_top_p(np.array([5.0, 3.0, 2.0]), 0.6).tolist()
@@ -136,12 +143,12 @@ def keep_top_p(weights: Scores, top_p: float) -> Scores:
     return weights[: int(np.searchsorted(mass, top_p * mass[-1], side="left")) + 1] if top_p < 1 else weights
 
 
-def keep_min_p(weights: Scores, min_p: float) -> Scores:
+def keep_min_p(weights: Weights, min_p: float) -> Float64[np.ndarray, " kept"]:
     """[ENG-017] Tokens at least `min_p` times as likely as the most likely one."""
-    return weights[weights >= min_p * weights[0]]
+    return np.asarray(weights[weights >= min_p * weights[0]])
 
 
-def draw_index(weights: Scores, draw: float) -> int:
+def draw_index(weights: Weights, draw: float) -> int:
     """[ENG-018] Inverse CDF: the first place whose running sum exceeds `draw` of the total. Weight 0 is never drawn.
 
     >>> [draw_index(np.array([3.0, 1.0]), draw) for draw in (0.0, 0.74, 0.75)]

@@ -4,7 +4,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from edge0_ref.config import ModelConfig
 from edge0_ref.contract import Array, Counters, Decoder
@@ -31,7 +31,7 @@ class Result:
     """[ENG-041] A text and what it cost, so far or in the end.
 
     token_ids: without the id that ended the text; tokens_per_second: decode steps over the time spent in them;
-    time_to_first_token: seconds from the start of the prompt; bytes_read .. wait_seconds: `contract.Counters`, of this
+    time_to_first_token: seconds from the start of the prompt; bytes_read .. evaluations: `contract.Counters`, of this
     text; hit_rate: share of the needed experts that were in a slot already; peak_bytes: of the whole process.
     """
 
@@ -51,6 +51,7 @@ class Result:
     on_demand: int
     drops: int
     wait_seconds: float
+    evaluations: int
     peak_bytes: int
 
 
@@ -67,7 +68,7 @@ class Session:
         config: ModelConfig,
         context: int,
         tokenizer: Tokenizer | None = None,
-        to_numpy: Callable[[Any], Array] = lambda array: array,  # noqa: B008
+        to_numpy: Callable[[Any], Array] = lambda array: array,
     ) -> None:
         self.decoder, self.config, self.context = decoder, config, context
         self.tokenizer, self.to_numpy = tokenizer, to_numpy
@@ -82,7 +83,7 @@ class Session:
     ) -> "Generation":
         """Begin a text: iterate over its pieces, read `.result` at any time. Raises UsageError before any work."""
         ids = prompt_ids(prompt, self.tokenizer, self.config)
-        check_max_tokens(max_tokens)
+        check_limits(max_tokens, stop)
         if stop and self.tokenizer is None:
             raise UsageError("stop strings need a tokenizer, and this model has none")
         if len(ids) > self.context:
@@ -104,7 +105,7 @@ def prompt_ids(prompt: Prompt, tokenizer: Tokenizer | None, config: ModelConfig)
     """[ENG-043] The prompt as ids. Raises UsageError when it is empty, or is text and there is no tokenizer."""
     if isinstance(prompt, str):
         if tokenizer is None:
-            raise UsageError("a text prompt needs a tokenizer, and this model has none: give token ids")
+            raise UsageError("this model has no tokenizer.json, so a prompt is given as ids (--prompt-ids 5,6,7)")
         ids = tokenizer.encode(prompt)
     else:
         ids = list(prompt)
@@ -116,9 +117,12 @@ def prompt_ids(prompt: Prompt, tokenizer: Tokenizer | None, config: ModelConfig)
     return ids
 
 
-def check_max_tokens(max_tokens: int) -> None:
+def check_limits(max_tokens: int, stop: Sequence[str]) -> None:
+    """[ENG-045] Raises UsageError for less than one token, and for a stop string that would stop every text."""
     if max_tokens < 1:
         raise UsageError(f"max_tokens is {max_tokens}, wanted at least 1")
+    if not all(stop):
+        raise UsageError("an empty stop string would stop every text at once")
 
 
 class Generation(Iterator[Piece]):
@@ -137,7 +141,7 @@ class Generation(Iterator[Piece]):
         self._counters_before = replace(session.decoder.counters)
         self._pieces = self._run()
 
-    def __iter__(self) -> Self:
+    def __iter__(self) -> "Generation":
         return self
 
     def __next__(self) -> Piece:

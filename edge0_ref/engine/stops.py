@@ -2,14 +2,12 @@
 
 from collections.abc import Sequence
 
-from edge0_ref.errors import UsageError
-
 
 class StopStrings:
     """[ENG-020] Passes text on up to the first stop string, however the text is cut into pieces.
 
     The stop string that is complete first ends the text; of two complete at the same character, the longer one. No
-    part of it is ever passed on.
+    part of it is ever passed on. No stop string is empty.
 
     >>> stops = StopStrings(["\\n\\n"])
     >>> stops.push("end.\\n"), stops.push("\\nmore"), stops.hit
@@ -17,8 +15,6 @@ class StopStrings:
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
-        if not all(stops):
-            raise UsageError("an empty stop string would stop every text at once")
         self._stops = tuple(stops)
         self._held = ""
         self.hit = False

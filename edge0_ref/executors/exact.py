@@ -8,7 +8,6 @@ import numpy as np
 from edge0_ref.contract import Array, Counters, Expert, ExpertStore, Routing
 from edge0_ref.experts import combine, run_expert
 
-
 Uses = tuple[list[int], list[int]]
 
 

@@ -4,6 +4,6 @@ A family is a module with ARCHITECTURE, `matches(model_type, architectures)` and
 `read(fields, quantization, eos_token_ids)`.
 """
 
-from edge0_ref.families import qwen3_5_moe
+from edge0_ref.families import bailing_v3, qwen3_5_moe
 
-FAMILIES = (qwen3_5_moe,)
+FAMILIES = (qwen3_5_moe, bailing_v3)

@@ -42,7 +42,9 @@ def read(fields: Fields, quantization: QuantizationConfig, eos_token_ids: tuple[
     if text.get("attention_bias", bool, False):
         raise UnsupportedModelError(f"{text.origin}: attention_bias is true; edge0 runs projections without bias")
     if text.get("hidden_act", str, "silu") != "silu":
-        raise UnsupportedModelError(f"{text.origin}: hidden_act is {reprlib.repr(text.values['hidden_act'])}, wanted 'silu'")
+        raise UnsupportedModelError(
+            f"{text.origin}: hidden_act is {reprlib.repr(text.values['hidden_act'])}, wanted 'silu'"
+        )
     moe = _moe(text)
     mixers = {"full_attention": _attention(text), "linear_attention": _gated_delta(text)}
     layers = tuple(_layer(number, kind, mixers[kind], moe) for number, kind in enumerate(_layer_types(text)))
@@ -72,7 +74,7 @@ def tensor_table(config: ModelConfig) -> TensorTable:
     hidden = config.hidden_size
     linears = {config.embedding: (config.vocab_size, hidden), config.head: (config.vocab_size, hidden)}
     vectors: dict[str, tuple[int, ...]] = {config.final_norm: (hidden,)}
-    experts = {}
+    experts: dict[int, tuple[str, ...]] = {}
     for number, layer in enumerate(config.layers):
         vectors |= {layer.mixer_norm: (hidden,), layer.mlp_norm: (hidden,)}
         match layer.mixer:
@@ -160,15 +162,18 @@ def _layer_types(text: Fields) -> list[str]:
 
 def _attention(text: Fields) -> MixerConfig:
     rope = text.section("rope_parameters") if "rope_parameters" in text.values else text
-    if rope.get("type", str, rope.get("rope_type", str, "default")) != "default" or text.get("rope_scaling", dict, {}):
-        raise UnsupportedModelError(f"{rope.origin}: scaled rotary embeddings; edge0 runs the default ones")
+    for section in (rope, text.section("rope_scaling") if text.values.get("rope_scaling") else rope):
+        kind = section.get("rope_type", str, section.get("type", str, "default"))
+        if kind not in ("default", "mrope"):  # mrope turns text positions as the default does
+            raise UnsupportedModelError(f"{section.origin}: {kind!r} rotary embeddings; edge0 runs the default ones")
     heads, kv_heads = text.positive("num_attention_heads"), text.positive("num_key_value_heads")
     if heads % kv_heads:
         raise CheckpointError(f"{text.origin}: {heads} attention heads do not share {kv_heads} key-value heads")
     head_size = text.positive("head_dim", text.positive("hidden_size") // heads)
-    rotary_size = int(head_size * rope.get("partial_rotary_factor", float, 0.25))
+    share = rope.positive_float("partial_rotary_factor", 0.25)
+    rotary_size = int(head_size * min(share, 2.0))
     if rotary_size % 2 or not 0 < rotary_size <= head_size:
-        raise CheckpointError(f"{rope.origin}: {rotary_size} rotary dims of a head of {head_size}")
+        raise CheckpointError(f"{rope.origin}: partial_rotary_factor is {share} of a head of {head_size} dims")
     return AttentionConfig(heads, kv_heads, head_size, rotary_size, rope.positive_float("rope_theta", 1e7))
 
 

@@ -1,0 +1,94 @@
+"""What a run knows, as a pytest plugin: which tests concern the backend, and what came out of them."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from conformance.compare import ConformanceError
+from conformance.failures import Keeper
+from conformance.report import Recorder
+from conformance.requirements import Requirement
+from conformance.watchdog import Hang
+from conformance.watched import Limit, Memory, unlimited
+
+PLUGIN = "conformance-run"
+MARKERS = (
+    "spec(*ids): the requirements of spec/ that a test holds",
+    "claim(*claims): what a backend must claim for this test to concern it",
+)
+
+
+@dataclass(eq=False)
+class RunPlugin:
+    """The pytest hooks that select by requirement and claim and record what comes out.
+
+    keeper: writes failures into a folder, if they are to be kept; limit: how long a call of the backend may take.
+    """
+
+    backend: Any
+    requirements: dict[str, Requirement]
+    only: frozenset[str] = frozenset()
+    again: str = "python -m conformance"
+    keeper: Keeper | None = None
+    limit: Limit = unlimited
+    recorder: Recorder = field(default_factory=Recorder)
+
+    @property
+    def memory(self) -> Memory:
+        return self.keeper.memory if self.keeper else Memory()
+
+    def pytest_configure(self, config: pytest.Config) -> None:
+        for marker in MARKERS:
+            config.addinivalue_line("markers", marker)
+
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        kept, left_out = [], []
+        for item in items:
+            ids = cited(item)
+            if self.only and not self.only & set(ids):
+                left_out.append(item)
+            elif not claimed(item) <= self.backend.claims:
+                self.recorder.outcome(ids, "unclaimed")
+                left_out.append(item)
+            else:
+                kept.append(item)
+        items[:] = kept
+        config.hook.pytest_deselected(items=left_out)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+        report: Any = yield
+        if report.failed:
+            assert call.excinfo is not None
+            ids, message = cited(item), message_of(call.excinfo)
+            kept = self.keeper.keep(item.nodeid, ids, call.excinfo.value) if self.keeper else ""
+            self.recorder.failures.append((item.nodeid, f"{message}\n{kept}".rstrip()))
+            self.recorder.outcome(ids or (item.nodeid,), "FAIL")
+        elif report.when == "call" and report.passed:
+            self.recorder.outcome(cited(item), "passed")
+        if report.when == "call" and report.capstdout.strip():
+            said = report.capstdout.strip().splitlines()[0][:100]
+            self.recorder.notes.append(f"{item.nodeid}: the backend wrote to stdout: {said!r}")
+        return report
+
+
+def cited(item: pytest.Item) -> tuple[str, ...]:
+    """Every requirement a test cites."""
+    return tuple(dict.fromkeys(id_ for mark in item.iter_markers("spec") for id_ in mark.args))
+
+
+def claimed(item: pytest.Item) -> set[str]:
+    return {claim for mark in item.iter_markers("claim") for claim in mark.args}
+
+
+def message_of(failure: pytest.ExceptionInfo[BaseException]) -> str:
+    """A disagreement or a silence in its own words, with Hypothesis's example; anything else with the way there."""
+    error = failure.value
+    notes = "\n".join(getattr(error, "__notes__", ()))
+    if isinstance(error, ConformanceError | Hang):
+        return f"{error}\n{notes}".rstrip()
+    outside = [entry for entry in failure.traceback if "site-packages" not in str(entry.path)]
+    way = "\n".join(f"  {entry.path}:{entry.lineno + 1} {entry.name}" for entry in outside[-6:])
+    return f"{type(error).__name__}: {error}\n{way}\n{notes}".rstrip()

@@ -1,0 +1,70 @@
+"""[BCK-021] What a program replied, and whether it has what its operation gives."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import edge0_ref.errors
+from conformance.framing import Message
+from conformance.process import Process
+from edge0_ref.contract import Counters, Routing
+from edge0_ref.errors import Edge0Error
+
+
+@dataclass(frozen=True, eq=False)
+class Reply:
+    """What came back, and from which process."""
+
+    process: Process
+    operation: str
+    message: Message
+
+    def checked(self) -> "Reply":
+        """[BCK-023] Itself, unless it is a refusal: then the error it names, which is one of edge0's tree."""
+        error = self.message.fields.get("error")
+        if error is None:
+            return self
+        kind = error.get("kind") if isinstance(error, dict) else None
+        found = getattr(edge0_ref.errors, str(kind), None)
+        if not (isinstance(found, type) and issubclass(found, Edge0Error)):
+            raise self.process.broken(self.operation, f"an error of no kind that the spec lists: {error}")
+        raise found(str(error.get("message")))
+
+    def field(self, name: str, wanted: type) -> Any:
+        value = self.message.fields.get(name)
+        if not isinstance(value, wanted):
+            raise self.process.broken(self.operation, f"{name} is {value!r}, wanted {wanted.__name__}")
+        return value
+
+    def tensor(self, name: str) -> np.ndarray:
+        if name not in self.message.tensors:
+            there = ", ".join(self.message.tensors) or "none"
+            raise self.process.broken(self.operation, f"the reply lacks the tensor {name!r}; there: {there}")
+        return self.message.tensors[name]
+
+    def built(self, form: Callable[..., Any], *names: str, **named: Any) -> Any:
+        """A result of several tensors, which have to fit together."""
+        tensors = [self.tensor(name) for name in names]
+        try:
+            return form(*tensors, **named)
+        except Edge0Error as error:
+            raise self.process.broken(self.operation, f"tensors that do not fit together: {error}") from error
+
+    def observation(self) -> tuple[str, int, Any]:
+        point, layer = self.field("observe", str), self.field("layer", int)
+        match point:
+            case "routing":
+                return point, layer, self.built(Routing, "experts", "weights")
+            case "resident":
+                return point, layer, frozenset(self.field("resident", list))
+            case _:
+                return point, layer, self.tensor("value")
+
+    def counters(self) -> Counters:
+        told = self.field("counters", dict)
+        try:
+            return Counters(**told)
+        except TypeError as error:
+            raise self.process.broken(self.operation, f"counters {told}: {error}") from error

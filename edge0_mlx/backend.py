@@ -1,0 +1,126 @@
+"""MLX as a backend: the same protocol any other implementation offers to conformance and to the engine."""
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from edge0_mlx.arrays import device_head, device_lora, device_weight, from_numpy, to_numpy
+from edge0_mlx.decoder import MlxDecoder
+from edge0_mlx.dequant import dequantize, quantize
+from edge0_mlx.device import ActivationName, Device, default_device
+from edge0_mlx.executors import make_executor
+from edge0_mlx.lora import linear
+from edge0_mlx.prerouter import predict
+from edge0_mlx.router import route
+from edge0_mlx.slots import Evaluations, host_memory
+from edge0_ref.adapters import Adapters
+from edge0_ref.checkpoint import Checkpoint
+from edge0_ref.contract import (
+    EXECUTOR_KINDS,
+    Array,
+    Counters,
+    ExecutorKind,
+    ExpertStore,
+    Lora,
+    Observe,
+    Plan,
+    PrerouterHead,
+    QuantizedMatrix,
+    Routing,
+    RouterSpec,
+)
+from edge0_ref.prefetch import Prefetcher
+
+
+class MlxBackend:
+    """[BCK-001] MLX, on a GPU where there is one. Results of the contract are float32 whatever activations are."""
+
+    name = "mlx"
+    claims = frozenset(
+        ["dequant", "quantize", "linear", "lora", "router", "prerouter", "decoder"]
+        + [f"executor:{kind}" for kind in EXECUTOR_KINDS]
+    )
+
+    def __init__(self, dtype: ActivationName | None = None) -> None:
+        self.device = default_device(dtype)
+
+    def notice(self) -> str | None:
+        """[BCK-011] What a run pays for: no GPU, or memory that readers cannot fill directly."""
+        notes = []
+        if not self.device.gpu:
+            notes.append("MLX finds no GPU and runs on the CPU, which is slow: --backend numba is faster here")
+        probe = mx.zeros(1)
+        mx.eval(probe)
+        if host_memory(probe) is None:
+            notes.append("this MLX gives no writable memory: every expert that is read is copied once more")
+        return "; ".join(notes) or None
+
+    def from_numpy(self, array: Array) -> mx.array:
+        return from_numpy(array)
+
+    def to_numpy(self, array: mx.array) -> Array:
+        return to_numpy(array)
+
+    def dequantize(self, matrix: QuantizedMatrix) -> mx.array:
+        return dequantize(matrix)
+
+    def quantize(self, weights: Array, bits: int, group_size: int) -> QuantizedMatrix:
+        return quantize(weights, bits, group_size)
+
+    def linear(self, x: mx.array, weight: QuantizedMatrix | Array, lora: Lora | None = None) -> mx.array:
+        y = linear(x.astype(self.device.activations), device_weight(weight, self.device), device_lora(lora))
+        return y.astype(mx.float32)
+
+    def route(self, logits: mx.array, spec: RouterSpec) -> Routing:
+        return route(logits, spec)
+
+    def predict(self, head: PrerouterHead, features: mx.array) -> mx.array:
+        return predict(device_head(head), features)
+
+    def executor(self, kind: ExecutorKind, store: ExpertStore, slots: int) -> "OwningExecutor":
+        return OwningExecutor(kind, store, slots, self.device)
+
+    def decoder(
+        self,
+        checkpoint: Checkpoint,
+        plan: Plan,
+        adapters: Adapters | None = None,
+        observe: Observe | None = None,
+    ) -> MlxDecoder:
+        return MlxDecoder(checkpoint, plan, self.device, adapters, observe)
+
+
+class OwningExecutor:
+    """An executor with reader threads of its own, for use outside a decoder; its results are evaluated, float32."""
+
+    def __init__(self, kind: ExecutorKind, store: ExpertStore, slots: int, device: Device) -> None:
+        self.counters = Counters()
+        self._device, self._evaluations = device, Evaluations(self.counters)
+        self._prefetcher = Prefetcher(threads=2)
+        self._inner = make_executor(
+            kind, store, slots, self._prefetcher, self.counters, device, self._evaluations
+        )
+
+    @property
+    def resident(self) -> frozenset[int]:
+        return self._inner.resident
+
+    def prepare(self, experts: Sequence[int]) -> None:
+        self._inner.prepare(experts)
+
+    def __call__(self, x: mx.array, routing: Routing) -> mx.array:
+        y = self._inner(x.astype(self._device.activations), routing).astype(mx.float32)
+        self._evaluations.run(y)
+        return y
+
+    def release_hints(self) -> None:
+        self._inner.release_hints()
+
+    def close(self) -> None:
+        self._inner.close()
+        self._prefetcher.close()
+
+
+def create() -> MlxBackend:
+    """Entry point of the group `edge0.backends`."""
+    return MlxBackend()

@@ -1,0 +1,130 @@
+"""Staged: a pool of slots filled ahead of time, where an expert that is wanted again is not read again."""
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from edge0_mlx.device import Device
+from edge0_mlx.executors.exact import CallGraph
+from edge0_mlx.slots import Bank, Evaluations
+from edge0_ref.contract import Counters, ExpertStore, Routing
+from edge0_ref.errors import BudgetError
+from edge0_ref.prefetch import Prefetcher, Read, Urgency
+from edge0_ref.residency import Placement, Policy, SlotTable
+
+
+class StagedExecutor:
+    """[EXE-010] `prepare` reads ahead into slots nobody needs; a call waits for its own experts only.
+
+    An expert nobody staged is read on demand, and counted: nothing is ever dropped or replaced by another.
+    A call builds a graph and evaluates nothing, unless it needs more experts than there are slots.
+    """
+
+    policy: Policy = "least_recent"
+
+    def __init__(
+        self,
+        store: ExpertStore,
+        slots: int,
+        prefetcher: Prefetcher,
+        counters: Counters,
+        device: Device,
+        evaluations: Evaluations,
+    ) -> None:
+        if slots < 1:
+            raise BudgetError(f"an executor with {slots} slots, wanted at least 1")
+        self._store, self._prefetcher, self.counters, self._slots = store, prefetcher, counters, slots
+        self._device, self._evaluations = device, evaluations
+        self._start_empty()
+
+    def _start_empty(self) -> None:
+        self._table = SlotTable(self._slots, self.policy)
+        self._bank: Bank | None = None  # allocated by the first read
+        self._reads: dict[int, Read] = {}  # slot -> a read that nobody has waited for yet
+        self._ahead: set[int] = set()  # read ahead and not used since
+
+    @property
+    def resident(self) -> frozenset[int]:
+        return frozenset(self._table.slot_of)
+
+    def prepare(self, experts: Sequence[int]) -> None:
+        for placement in self._table.hint(experts):
+            self._read(placement, "ahead")
+            self._ahead.add(placement.expert)
+
+    def __call__(self, x: mx.array, routing: Routing) -> mx.array:
+        """[EXE-011] Run resident experts and missing ones together, or as many at a time as there are slots."""
+        graph, group = CallGraph(x, routing), dict[int, int]()
+        ready, missing = self._table.begin_call(routing.distinct())
+        try:
+            while ready or missing:
+                placements = self._table.place(missing, pinned=ready) if missing else []
+                if missing and not placements and not ready:
+                    self._table.release_hints()  # a hint never stands in the way of a call
+                if placements and {placement.slot for placement in placements} & set(group.values()):
+                    self._add(graph, group)
+                    group = {}
+                for placement in placements:
+                    self._read(placement, "now")
+                for expert in ready:
+                    group[expert] = self._wait(expert)
+                self.counters.on_demand += len(placements)
+                ready, missing = [p.expert for p in placements], missing[len(placements) :]
+        finally:
+            self._table.finish_call()
+        self._add(graph, group)
+        return graph.result()
+
+    def _add(self, graph: CallGraph, group: dict[int, int]) -> None:
+        assert self._bank is not None
+        self._evaluations.reads_slots_of(self, graph.add(self._bank, group))
+
+    def release_hints(self) -> None:
+        """A new turn: what was predicted for the old one pins nothing."""
+        self._table.release_hints()
+
+    def close(self) -> None:
+        for read in self._reads.values():
+            read.abandon()
+        self._evaluations.settle(self)
+        self._start_empty()
+
+    def _read(self, placement: Placement, urgency: Urgency) -> None:
+        """[EXE-012] A slot has one writer: an unfinished read of an evicted expert ends before the next begins.
+
+        And it has no reader: graphs that were built over it are run first.
+        """
+        if placement.slot in self._reads:
+            self._reads[placement.slot].abandon()
+        self._evaluations.settle(self)
+        self._ahead.discard(placement.expert)
+        if self._bank is None:
+            self._bank = Bank(self._store, self._slots, self._device)
+        slot = self._bank.slots[placement.slot]
+        self._reads[placement.slot] = self._prefetcher.submit(slot, placement.expert, slot.bytes, urgency)
+        self.counters.reads += 1
+        self.counters.bytes_read += slot.bytes.nbytes
+
+    def _wait(self, expert: int) -> int:
+        """The slot of an expert whose bytes are there."""
+        slot = self._table.slot_of[expert]
+        if slot in self._reads:
+            self._end_read(expert, slot)
+        if expert in self._ahead:
+            self._ahead.remove(expert)
+            self.counters.read_ahead += 1
+        elif self._table.was_resident(expert):
+            self.counters.hits += 1
+        self._table.use(expert)
+        return slot
+
+    def _end_read(self, expert: int, slot: int) -> None:
+        assert self._bank is not None
+        try:
+            self.counters.wait_seconds += self._reads[slot].wait()
+        except BaseException:
+            self._table.forget(expert)  # the slot holds no expert; the next call reads again
+            self._ahead.discard(expert)
+            raise
+        del self._reads[slot]
+        self._bank.publish(slot)

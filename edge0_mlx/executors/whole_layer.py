@@ -1,0 +1,73 @@
+"""Whole layer: every expert of the layer in memory, for prompts long enough to use most of them."""
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from edge0_mlx.device import Device
+from edge0_mlx.executors.exact import CallGraph
+from edge0_mlx.slots import Bank, Evaluations
+from edge0_ref.contract import Counters, ExpertStore, Routing
+from edge0_ref.prefetch import Prefetcher, Read
+
+
+class WholeLayerExecutor:
+    """[EXE-040] The first hint or call reads all experts in ascending order; `close` gives the memory back."""
+
+    def __init__(
+        self,
+        store: ExpertStore,
+        prefetcher: Prefetcher,
+        counters: Counters,
+        device: Device,
+        evaluations: Evaluations,
+    ) -> None:
+        self._store, self._prefetcher, self.counters = store, prefetcher, counters
+        self._device, self._evaluations = device, evaluations
+        self._bank: Bank | None = None
+        self._reads: list[Read] = []
+        self._used: set[int] = set()
+
+    @property
+    def resident(self) -> frozenset[int]:
+        return frozenset(range(self._store.num_experts)) if self._bank is not None else frozenset()
+
+    def prepare(self, experts: Sequence[int]) -> None:
+        self._load()
+
+    def _load(self) -> Bank:
+        if self._bank is None:
+            self._bank = Bank(self._store, self._store.num_experts, self._device)
+            self._reads = [
+                self._prefetcher.submit(slot, expert, slot.bytes, "ahead")
+                for expert, slot in enumerate(self._bank.slots)
+            ]
+            self.counters.reads += len(self._reads)
+            self.counters.bytes_read += len(self._reads) * self._store.layout.nbytes
+        return self._bank
+
+    def __call__(self, x: mx.array, routing: Routing) -> mx.array:
+        graph, bank, experts = CallGraph(x, routing), self._load(), routing.distinct()
+        for expert in experts:
+            try:
+                self.counters.wait_seconds += self._reads[expert].wait()
+            except BaseException:
+                self.close()
+                raise
+            if expert in self._used:
+                self.counters.hits += 1
+            else:
+                self._used.add(expert)
+                self.counters.read_ahead += 1
+                bank.publish(expert)
+        self._evaluations.reads_slots_of(self, graph.add(bank, {expert: expert for expert in experts}))
+        return graph.result()
+
+    def release_hints(self) -> None:
+        pass
+
+    def close(self) -> None:
+        for read in self._reads:
+            read.abandon()
+        self._evaluations.settle(self)
+        self._bank, self._reads, self._used = None, [], set()

@@ -1,0 +1,65 @@
+"""The few operations that MLX has no single call for, and attention, which it has.
+
+Every shape but the number of tokens is the model's; a token more is a node more in the delta rule's graph.
+"""
+
+import mlx.core as mx
+from jaxtyping import Float, Float32
+
+
+def rms_norm(x: Float[mx.array, "*batch size"], weight: mx.array, epsilon: float) -> Float[mx.array, "*batch size"]:
+    """[DEC-001] x / sqrt(mean(x^2) + epsilon) * weight; MLX computes it in float32."""
+    return mx.fast.rms_norm(x, weight, epsilon)
+
+
+def causal_conv(
+    x: Float[mx.array, "tokens channels"], taps: Float[mx.array, "kernel channels"], state: mx.array
+) -> tuple[Float[mx.array, "tokens channels"], Float[mx.array, "history channels"]]:
+    """[DEC-020] Depthwise causal convolution, and the state after it; the last tap meets the newest row.
+
+    taps lie kernel first, so that a tap is a row; the sum runs from the oldest row to the newest.
+    """
+    tokens, kernel = x.shape[0], taps.shape[0]
+    rows = mx.concatenate([state, x])
+    if tokens == 1:
+        return (rows * taps).sum(axis=0, keepdims=True), rows[1:]
+    y = rows[:tokens] * taps[0]
+    for j in range(1, kernel):
+        y = y + rows[j : j + tokens] * taps[j]
+    return y, rows[tokens:]
+
+
+def delta_rule(
+    q: Float32[mx.array, "tokens key_heads 1 1 key_size"],
+    k: Float32[mx.array, "tokens key_heads 1 1 key_size"],
+    v: Float32[mx.array, "tokens key_heads share value_size 1"],
+    beta: Float32[mx.array, "tokens key_heads share 1 1"],
+    decay: Float32[mx.array, "tokens key_heads share 1 key_size_or_1"],
+    state: Float32[mx.array, "1 key_heads share value_size key_size"],
+) -> tuple[Float32[mx.array, "tokens key_heads share value_size 1"], mx.array]:
+    """[DEC-021] The gated delta rule, one token after the other: outputs, and the state after the last.
+
+    state = state * decay;  delta = (v - state k) * beta;  state = state + delta k^T;  y = state q
+
+    Value head h uses key head h // share, so its axis is split in two, and one token broadcasts against the state as
+    it is.
+    """
+    outputs = []
+    for t in range(q.shape[0]):
+        qt, kt, vt, bt, dt = (q, k, v, beta, decay) if q.shape[0] == 1 else (p[t : t + 1] for p in (q, k, v, beta, decay))
+        state = state * dt
+        remembered = (state * kt).sum(axis=-1, keepdims=True)
+        state = state + (vt - remembered) * bt * kt
+        outputs.append((state * qt).sum(axis=-1, keepdims=True))
+    return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs), state
+
+
+def causal_attention(
+    q: Float[mx.array, "1 heads tokens size"],
+    keys: Float[mx.array, "1 kv_heads positions size"],
+    values: Float[mx.array, "1 kv_heads positions size"],
+    scale: float,
+) -> Float[mx.array, "1 heads tokens size"]:
+    """[DEC-010] Softmax attention in which the last token sees all positions, the one before it all but one ..."""
+    mask = "causal" if q.shape[2] > 1 else None
+    return mx.fast.scaled_dot_product_attention(q, keys, values, scale=scale, mask=mask)

@@ -1,0 +1,157 @@
+"""Memory that readers write and graphs read: slot banks, and the one place where graphs are evaluated.
+
+A reader thread sees a bank as bytes and never touches MLX. A graph sees the same memory as arrays, and reads it when
+it is evaluated, not when it is built: before a slot gets new bytes, every graph that may read it must have run.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from edge0_mlx.arrays import DeviceMatrix, layout_dtype
+from edge0_mlx.device import Device
+from edge0_mlx.experts import Matrices, Places, combine, run_experts
+from edge0_ref.bits import widen
+from edge0_ref.contract import Array, Counters, ExpertLayout, ExpertStore
+from edge0_ref.errors import BackendError
+
+ALIGNMENT = 128  # bytes; a slot starts on a cache line
+
+
+class Evaluations:
+    """Evaluates, counts, and knows which graphs over slots have been built and not run."""
+
+    def __init__(self, counters: Counters) -> None:
+        self._counters = counters
+        self._open: dict[int, list[mx.array]] = {}
+
+    def run(self, *arrays: Any) -> None:
+        """Evaluate arrays (or trees of them) and every open graph. Raises BackendError when MLX fails, out of memory say."""
+        self._counters.evaluations += 1
+        opened, self._open = self._open, {}
+        try:
+            mx.eval(arrays, list(opened.values()))
+        except (RuntimeError, MemoryError) as error:
+            raise BackendError(f"MLX could not evaluate: {error}") from error
+
+    def reads_slots_of(self, owner: object, result: mx.array) -> None:
+        """`result` belongs to a graph over the slots of `owner`."""
+        self._open.setdefault(id(owner), []).append(result)
+
+    def settle(self, owner: object) -> None:
+        """Slots of `owner` are about to be written, or to go: run the graphs that read them."""
+        if id(owner) in self._open:
+            self.run()
+
+    def forget(self) -> None:
+        """What was built will never be used. On a GPU parts of it may run already: wait for those."""
+        self._open.clear()
+        mx.synchronize()
+
+
+def host_memory(array: mx.array) -> Array | None:
+    """The memory of an evaluated array as bytes, or None where MLX does not give it away for writing."""
+    view = memoryview(array)
+    return None if view.readonly else np.asarray(view).view(np.uint8)
+
+
+class Bank:
+    """[STO-010] `count` experts, each as `ExpertLayout` says, in memory of MLX.
+
+    matrices: gate, up, down with a leading axis of slots, views of that memory. Coefficients that cannot stay in their
+    stored dtype are widened beside it by the reader, once for each read. Where MLX gives no writable memory, readers
+    fill memory of the host and `publish` copies a slot.
+    """
+
+    def __init__(
+        self,
+        store: ExpertStore,
+        count: int,
+        device: Device,
+        memory: Callable[[mx.array], Array | None] = host_memory,
+    ) -> None:
+        self.store, self.layout = store, store.layout
+        self._first = next(offset for _, part, _, offset, _ in self.layout.pieces() if part != "weight")
+        stored = layout_dtype(self.layout)
+        self._wanted = device.coefficients(stored)
+        stride = -(-self.layout.nbytes // ALIGNMENT) * ALIGNMENT
+        self._codes = mx.zeros((count, stride // 4), mx.uint32)
+        wide = 0 if self._wanted == stored else (self.layout.nbytes - self._first) // stored.size
+        self._wide = mx.zeros((count, wide), mx.float32) if wide else None
+        mx.eval(self._codes, self._wide)
+        codes, widened = memory(self._codes), None if self._wide is None else memory(self._wide)
+        self.copies = codes is None
+        self._bytes = np.zeros((count, stride), np.uint8) if codes is None else codes
+        if wide and widened is None:
+            widened = np.zeros((count, 4 * wide), np.uint8)
+        self._widened = None if widened is None else widened.view(np.float32)
+        self.slots = [Slot(self, index) for index in range(count)]
+        self.matrices = self._views()
+        self.run_token = self._run_token if self.copies else mx.compile(self._run_token)
+
+    def _views(self) -> Matrices:
+        base = self._codes.view(self._wanted) if self._wide is None else self._wide
+        start = 0 if self._wide is None else self._first
+        itemsize = self.layout.numpy_coefficient.itemsize
+        found: dict[tuple[str, str], mx.array] = {}
+        for name, part, shape, offset, _ in self.layout.pieces():
+            memory, first = (self._codes, offset // 4) if part == "weight" else (base, (offset - start) // itemsize)
+            found[name, part] = mx.as_strided(
+                memory, (memory.shape[0], *shape), (memory.shape[1], shape[1], 1), first
+            )
+        mx.eval(list(found.values()))
+        gate, up, down = (
+            DeviceMatrix(
+                *(found[name, part] for part in ("weight", "scales", "biases")), self.layout.bits, self.layout.group_size
+            )
+            for name, _, _ in self.layout.matrix_shapes
+        )
+        return gate, up, down
+
+    def _run_token(self, x: mx.array, slots: mx.array, weights: mx.array) -> mx.array:
+        """One token, x [1, hidden]; slots [k]; weights [1, k]."""
+        places = Places.of(np.zeros(slots.shape))  # a constant of the compiled function
+        outputs = run_experts(x[None], self.matrices, slots, places)
+        return combine(outputs.reshape(1, slots.size, -1), weights)
+
+    def row(self, index: int) -> Array:
+        """A slot's bytes, for a reader."""
+        return self._bytes[index, : self.layout.nbytes]
+
+    def widen(self, index: int) -> None:
+        if self._widened is not None:
+            coefficients = self.row(index)[self._first :].view(self.layout.numpy_coefficient)
+            self._widened[index] = widen(coefficients)
+
+    def publish(self, index: int) -> None:
+        """The read into a slot has ended and graphs are to see it."""
+        if self.copies:
+            self._codes[index] = mx.array(self._bytes[index].view(np.uint32))
+            if self._wide is not None and self._widened is not None:
+                self._wide[index] = mx.array(self._widened[index])
+            self.matrices = self._views()
+
+
+class Slot:
+    """One slot as the store a reader thread is told to read from: the bytes, then what is made of them."""
+
+    def __init__(self, bank: Bank, index: int) -> None:
+        self._bank, self._index = bank, index
+
+    @property
+    def num_experts(self) -> int:
+        return self._bank.store.num_experts
+
+    @property
+    def layout(self) -> ExpertLayout:
+        return self._bank.layout
+
+    @property
+    def bytes(self) -> Array:
+        return self._bank.row(self._index)
+
+    def read_into(self, expert: int, slot: Array) -> None:
+        self._bank.store.read_into(expert, slot)
+        self._bank.widen(self._index)

@@ -1,0 +1,91 @@
+"""`edge0 logits`, `inspect` and `step`."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from edge0_ref.app import open_model
+from tests.app.command import ROOT, edge0
+from tests.ref.builders import Recipe, build, build_adapters
+
+RECIPE = Recipe(layers=4, experts=8, top_k=2, extras=True)
+LORA = {"language_model.model.layers.0.mlp.shared_expert.up_proj": (64, 64)}
+
+
+@pytest.mark.spec("ENG-062")
+def test_logits_are_those_of_mlx_lm(tmp_path) -> None:
+    folder = ROOT / "tests" / "data" / "qwen_mlx4"
+    expected = load_file(folder / "expected.safetensors")
+    ids = expected["token_ids"].tolist()
+    out = tmp_path / "out.safetensors"
+    done = edge0("logits", folder, "--prompt-ids", ",".join(map(str, ids)), "--out", out)
+    assert done.returncode == 0, done.stderr
+    written = load_file(out)
+    assert written["logits"].dtype == np.float32
+    assert written["token_ids"].tolist() == ids
+    assert np.abs(written["logits"] - expected["logits_full"]).max() <= 2.5e-4
+    assert [path.name for path in tmp_path.iterdir()] == ["out.safetensors"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    made = build(tmp_path_factory.mktemp("model"), RECIPE, shards=3)
+    build_adapters(made / "adapters", RECIPE, [0, 2], LORA)
+    return str(made)
+
+
+@pytest.mark.spec("ENG-063")
+def test_inspect_tells_what_the_folder_holds(folder) -> None:
+    done = edge0("inspect", folder, "--json")
+    facts = json.loads(done.stdout)
+    matrix = RECIPE.inner * RECIPE.hidden  # elements
+    expert = 3 * matrix // 2 + 3 * 2 * 2 * matrix // RECIPE.group_size  # int4 codes, two bfloat16 a group
+    assert facts["experts"]["bytes_per_expert"] == expert
+    assert facts["experts"]["bytes_per_token"] == expert * RECIPE.top_k * RECIPE.layers
+    assert facts["architecture"]["layers"] == RECIPE.layers
+    assert facts["quantization"]["default"] == f"4 bits in groups of {RECIPE.group_size}"
+    overrides = {"mlp.gate": RECIPE.layers, "mlp.shared_expert_gate": RECIPE.layers}
+    assert facts["quantization"]["overrides"] == {f"8 bits in groups of {RECIPE.group_size}": overrides}
+    assert len(facts["files"]["shards"]) == 3
+    assert facts["skipped"]["tensors"] == sum(facts["skipped"]["by_prefix"].values()) > 0
+    adapters = facts["adapters"]
+    assert (adapters["K"], adapters["owners"], adapters["loras"], adapters["scales"]) == (2, [0, 2], 1, [2.0])
+
+
+@pytest.mark.spec("ENG-063")
+def test_inspect_tells_people_the_same(folder) -> None:
+    facts = json.loads(edge0("inspect", folder, "--json").stdout)
+    shown = edge0("inspect", folder).stdout
+    assert all(name in shown for section in facts.values() for name in section)
+    assert f"{facts['experts']['bytes_per_expert']:,}" in shown
+
+
+@pytest.mark.spec("ENG-063")
+def test_inspect_without_adapters_does_not_open_them(folder) -> None:
+    assert json.loads(edge0("inspect", folder, "--no-adapters", "--json").stdout)["adapters"] == {"present": False}
+
+
+@pytest.mark.spec("ENG-064")
+@pytest.mark.parametrize(("layer", "source"), [(1, "predicted one token ago"), (2, "router")])
+def test_step_shows_the_routing_that_is_executed(folder, layer, source) -> None:
+    """Layers 0 and 2 own heads, so layers 1 and 3 consume predictions."""
+    done = edge0("step", folder, "--prompt-ids", "5,6,7", "--layer", layer)
+    assert done.returncode == 0, done.stderr
+    seen = {}
+    with open_model(folder, observe=lambda point, at, value: seen.update({(point, at): value})) as model:
+        text = model.generate([5, 6, 7], 2)
+        first = next(text).token_id
+        next(text)
+    routing = seen["routing", layer]
+    line = next(line for line in done.stdout.splitlines() if line.split()[0] == "routing")
+    chosen = [(int(expert), float(weight)) for expert, weight in re.findall(r"(\d+): ([\d.]+)", line)]
+    pairs = zip(routing.experts[-1].tolist(), routing.weights[-1].tolist(), strict=True)
+    assert chosen == [(expert, round(weight, 4)) for expert, weight in pairs]
+    assert source in line
+    assert done.stdout.startswith(f"token {first} ")
+    assert "0 dropped" in done.stdout
+    resident = next(line for line in done.stdout.splitlines() if line.split()[0] == "resident")
+    assert {expert for expert, _ in chosen} <= {int(number) for number in re.findall(r"\d+", resident)[1:]}

@@ -1,0 +1,27 @@
+"""Hypothesis profiles and run-time checked signatures, for every test."""
+
+from collections.abc import Iterator
+
+import jaxtyping
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from jaxtyping import install_import_hook
+
+# Shapes and dtypes in edge0_ref's signatures are checked at each call; this must come before its first import.
+install_import_hook("edge0_ref", "beartype.beartype")
+
+COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]}
+settings.register_profile("ci", derandomize=True, max_examples=40, database=None, **COMMON)
+settings.register_profile("deep", max_examples=1000, print_blob=True, **COMMON)
+settings.register_profile(
+    "no-shrink", derandomize=True, max_examples=40, database=None, phases=[Phase.explicit, Phase.generate], **COMMON
+)
+settings.load_profile("ci")  # `--hypothesis-profile deep` on the command line overrides this
+
+
+@pytest.fixture
+def unchecked() -> Iterator[None]:
+    """For tests of many tokens: ten times faster; their signatures are checked by tests of few tokens."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)

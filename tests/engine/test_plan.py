@@ -1,0 +1,161 @@
+"""The memory budget: what a plan costs, what is refused, and that a plan holds what it promises."""
+
+import re
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge0_ref.adapters import Adapters
+from edge0_ref.backend import create
+from edge0_ref.checkpoint import Checkpoint
+from edge0_ref.contract import Plan
+from edge0_ref.engine.memory import parse_size
+from edge0_ref.engine.plan import MemoryPlan, Request, cost_rows, make_plan, plan_text, sizes_of, state_bytes
+from edge0_ref.errors import BudgetError, UsageError
+from edge0_ref.inventory import open_checkpoint
+from tests.ref.builders import Recipe, build
+
+PROCESS = 100 * 2**20
+RECIPE = Recipe(layers=4, experts=16, top_k=2)
+REQUESTS = st.builds(
+    Request,
+    context=st.integers(1, 4096),
+    prompt_tokens=st.integers(0, 4096),
+    executor=st.sampled_from(["exact", "staged", "hot", "whole_layer"]),
+    slots=st.one_of(st.none(), st.integers(1, 20)),
+    read_mode=st.sampled_from(["mmap", "pread", "direct"]),
+)
+SPARE = st.integers(0, 40 * 2**20)
+
+
+@cache
+def model(experts: int = RECIPE.experts) -> Checkpoint:
+    with TemporaryDirectory() as folder:  # plans need headers alone
+        return open_checkpoint(build(Path(folder), replace(RECIPE, experts=experts)))
+
+
+def planned(request: Request, experts: int = RECIPE.experts) -> MemoryPlan:
+    return make_plan(model(experts), Adapters(), request, PROCESS)
+
+
+def minimum(request: Request) -> int:
+    """The budget that a refusal names."""
+    with pytest.raises(BudgetError) as refusal:
+        planned(replace(request, memory=1))
+    return int(re.search(r"(\d+) MiB work", str(refusal.value))[1]) * 2**20
+
+
+@pytest.mark.spec("ENG-031")
+@given(request=REQUESTS)
+def test_the_budget_a_refusal_names_is_accepted(request) -> None:
+    named = minimum(request)
+    assert planned(replace(request, memory=named)).total <= named
+
+
+@pytest.mark.spec("ENG-031")
+@given(request=REQUESTS)
+def test_a_budget_is_refused_if_and_only_if_nothing_fits(request) -> None:
+    smallest = planned(replace(request, memory=minimum(request))).plan
+    cheapest = replace(smallest, prefill_chunk=32, prefill_executor=smallest.executor, slots=least_slots(request))
+    total = PROCESS + sum(nbytes for _, nbytes in cost_rows(model().config, sizes_of(model()), cheapest))
+    assert planned(replace(request, memory=total)).total <= total
+    with pytest.raises(BudgetError):
+        planned(replace(request, memory=total - 1))
+
+
+def least_slots(request: Request) -> int:
+    return min(request.slots or 2 * RECIPE.top_k, RECIPE.experts)
+
+
+@pytest.mark.spec("ENG-031", "ENG-032")
+@given(request=REQUESTS, spare=SPARE)
+def test_a_plan_fits_its_budget_and_has_room_for_two_tokens(request, spare) -> None:
+    budget = minimum(request) + spare
+    plan = planned(replace(request, memory=budget))
+    assert plan.total <= budget
+    assert least_slots(request) <= plan.plan.slots <= RECIPE.experts
+    assert plan.plan.slots == least_slots(request) or request.slots is None
+    assert plan.plan.context == request.context
+
+
+@pytest.mark.spec("ENG-030")
+@given(request=REQUESTS, spare=SPARE)
+def test_more_memory_is_never_worse(request, spare) -> None:
+    budget = minimum(request)
+    small = planned(replace(request, memory=budget)).plan
+    large = planned(replace(request, memory=budget + spare)).plan
+    assert large.prefill_chunk >= small.prefill_chunk
+    everything = planned(replace(request, memory=2**40)).plan
+    assert everything.slots == (
+        least_slots(request) if request.slots or request.executor in ("exact", "whole_layer") else RECIPE.experts
+    )
+
+
+@pytest.mark.spec("ENG-030")
+@given(request=REQUESTS)
+def test_the_printed_rows_are_the_whole(request) -> None:
+    plan = planned(request)
+    assert plan.total == sum(nbytes for _, nbytes in plan.rows)
+    assert all(nbytes > 0 for _, nbytes in plan.rows)
+    lines = plan_text(plan).splitlines()
+    assert len(lines) == len(plan.rows) + 1
+    assert all(what in line for (what, _), line in zip(plan.rows, lines, strict=False))
+
+
+@pytest.mark.spec("ENG-033")
+@given(request=REQUESTS)
+def test_whole_layers_are_for_prompts_that_use_them(request) -> None:
+    plan = planned(request).plan
+    whole = plan.prefill_executor == "whole_layer" and plan.executor != "whole_layer"
+    chosen = min(request.prompt_tokens, plan.prefill_chunk) * RECIPE.top_k
+    assert whole == (request.executor in ("staged", "hot") and chosen >= 4 * RECIPE.experts)
+
+
+@pytest.mark.spec("ENG-034")
+@pytest.mark.parametrize("context", [1, 64, 65, 300])
+def test_the_planned_state_is_the_state(tmp_path, context) -> None:
+    checkpoint = open_checkpoint(build(tmp_path, RECIPE))
+    decoder = create().decoder(checkpoint, Plan(top_k=RECIPE.top_k, context=context))
+    decoder.prefill([5] * context)
+    assert array_bytes(decoder.snapshot().mixers) == state_bytes(checkpoint.config, context)
+    decoder.close()
+
+
+def array_bytes(value: object) -> int:
+    """Bytes of all arrays held by an object."""
+    if isinstance(value, np.ndarray):
+        return value.nbytes
+    parts = value if isinstance(value, list) else vars(value).values() if hasattr(value, "__dict__") else []
+    return sum(array_bytes(part) for part in parts)
+
+
+@pytest.mark.spec("ENG-030")
+def test_staged_decoding_costs_the_same_whatever_the_number_of_experts() -> None:
+    """But for the routers, one row of hidden size and its coefficients for each expert, and features of heads."""
+    few, many = (planned(Request(context=100, prompt_tokens=3), experts).total for experts in (16, 128))
+    router_row = RECIPE.hidden + 2 * 4 * (RECIPE.hidden // RECIPE.group_size)  # int8 codes, float32 coefficients
+    features = 2 * 8 * 256  # two float64 for each expert and each token of a call
+    assert many - few == (128 - 16) * (RECIPE.layers * router_row + features)
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "3 bananas", "-1", "1e9", "3 Gi B"])
+def test_a_size_that_is_none_is_refused(text) -> None:
+    with pytest.raises(UsageError):
+        parse_size(text)
+
+
+@given(st.integers(0, 2**20), st.sampled_from([("KiB", 2**10), ("mb", 10**6), ("G", 10**9), ("Ti", 2**40), ("", 1)]))
+def test_sizes_have_binary_and_decimal_units(number, unit) -> None:
+    assert parse_size(f"{number}{unit[0]}") == parse_size(f" {number} {unit[0]} ") == number * unit[1]
+
+
+@pytest.mark.parametrize("wrong", [{"context": 0}, {"slots": 0}, {"reader_threads": 0}, {"context": 4097}])
+def test_an_impossible_request_is_refused(wrong) -> None:
+    with pytest.raises(UsageError):
+        planned(Request(**({"context": 8} | wrong)))

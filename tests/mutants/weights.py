@@ -1,0 +1,183 @@
+"""Mutants of chapters 1 and 2: codes, coefficients, sums; and of chapter 8, the update beside them."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge0_ref import backend, bits, dequant, kernels, lora, weights
+from edge0_ref.contract import QuantizedMatrix
+
+
+def changed_dequantize(patch: pytest.MonkeyPatch, change: Any) -> None:
+    """Dequantise a matrix that was changed first."""
+    original = dequant.dequantize
+    patch.setattr(backend, "dequantize", lambda matrix: original(change(matrix)))
+
+
+def high_nibble_first(patch: pytest.MonkeyPatch) -> None:
+    def change(matrix: QuantizedMatrix) -> QuantizedMatrix:
+        codes = bits.unpack_codes(matrix.packed, matrix.bits)
+        swapped = codes.reshape(len(codes), -1, 2)[:, :, ::-1].reshape(codes.shape)
+        return replace(matrix, packed=bits.pack_codes(np.ascontiguousarray(swapped), matrix.bits))
+
+    changed_dequantize(patch, change)
+
+
+def scale_sign_dropped(patch: pytest.MonkeyPatch) -> None:
+    def change(matrix: QuantizedMatrix) -> QuantizedMatrix:
+        return replace(matrix, scales=np.abs(bits.widen(matrix.scales)), biases=bits.widen(matrix.biases))
+
+    changed_dequantize(patch, change)
+
+
+def group_boundary_one_group_off(patch: pytest.MonkeyPatch) -> None:
+    changed_dequantize(patch, lambda m: replace(m, scales=np.roll(m.scales, 1, 1), biases=np.roll(m.biases, 1, 1)))
+
+
+def float16_scales_read_as_bfloat16(patch: pytest.MonkeyPatch) -> None:
+    def change(matrix: QuantizedMatrix) -> QuantizedMatrix:
+        if matrix.scales.dtype != np.float16:
+            return matrix
+        return replace(matrix, scales=matrix.scales.view(np.uint16), biases=matrix.biases.view(np.uint16))
+
+    changed_dequantize(patch, change)
+
+
+def weights_pass_through_float16(patch: pytest.MonkeyPatch) -> None:
+    original = dequant.dequantize
+    patch.setattr(backend, "dequantize", lambda m: original(m).astype(np.float16).astype(np.float32))
+
+
+def half_up_for_half_even(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(dequant.np, "rint", lambda x: np.floor(x + np.float32(0.5)))
+
+
+def codes_from_rounded_coefficients(patch: pytest.MonkeyPatch) -> None:
+    original = dequant._coefficients
+
+    def rounded(groups: Any, top_code: Any) -> Any:
+        scales, biases = original(groups, top_code)
+        return tuple(bits.widen(bits.narrow(values, np.dtype(np.float16))) for values in (scales, biases))
+
+    patch.setattr(dequant, "_coefficients", rounded)
+
+
+def smaller_end_represented_exactly(patch: pytest.MonkeyPatch) -> None:
+    original = dequant._coefficients
+
+    def mirrored(groups: Any, top_code: Any) -> Any:
+        scales, biases = original(-groups, top_code)
+        return -scales, -biases + np.float32(0) * scales
+
+    patch.setattr(dequant, "_coefficients", lambda groups, top: mirrored(groups[..., ::-1] - groups.mean(), top))
+
+
+def coefficients_truncated(patch: pytest.MonkeyPatch) -> None:
+    def cut(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
+        if dtype == np.uint16:
+            return (values.view(np.uint32) >> 16).astype(np.uint16)
+        return bits.narrow(values, dtype)
+
+    patch.setattr(dequant, "narrow", cut)
+
+
+def nan_sets_the_range(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(dequant.np, "fmax", np.maximum)
+
+
+def ragged_groups_accepted(patch: pytest.MonkeyPatch) -> None:
+    original = dequant.quantize
+
+    def whole_groups_only(values: np.ndarray, width: int, group_size: int) -> QuantizedMatrix:
+        cols = values.shape[1] // group_size * group_size
+        return original(values[:, :cols], width, group_size)
+
+    patch.setattr(backend, "quantize", whole_groups_only)
+
+
+def activations_rounded_to_bfloat16(patch: pytest.MonkeyPatch) -> None:
+    original = lora._multiply
+    patch.setattr(lora, "_multiply", lambda x, w: original(bits.widen(bits.float32_to_bfloat16(x)), w))
+
+
+def extra_columns_ignored(patch: pytest.MonkeyPatch) -> None:
+    original = lora.linear
+
+    def lenient(x: np.ndarray, weight: Any, update: Any = None) -> np.ndarray:
+        cols = weight.cols if isinstance(weight, QuantizedMatrix) else weight.shape[1]
+        padded = np.pad(x, ((0, 0), (0, max(0, cols - x.shape[1]))))
+        return original(np.ascontiguousarray(padded[:, :cols]), weight, update)
+
+    patch.setattr(backend, "linear", lenient)
+
+
+def sum_from_left_to_right(patch: pytest.MonkeyPatch) -> None:
+    def plain(x: np.ndarray, weight: np.ndarray, y: np.ndarray) -> None:
+        for t in range(len(x)):
+            for r in range(len(weight)):
+                y[t, r] = sum((x[t].astype(np.float64) * weight[r].astype(np.float64)).tolist())
+
+    patch.setattr(kernels, "linear_float32", plain)
+
+
+def sums_in_float32(patch: pytest.MonkeyPatch) -> None:
+    def narrow_sum(x: np.ndarray, weight: np.ndarray, y: np.ndarray) -> None:
+        y[:] = x @ weight.T
+
+    patch.setattr(kernels, "linear_float32", narrow_sum)
+
+
+def update_without_its_scale(patch: pytest.MonkeyPatch) -> None:
+    original = lora.linear
+
+    def unscaled(x: Any, weight: Any, update: Any = None) -> Any:
+        return original(x, weight, update and replace(update, scale=1.0))
+
+    patch.setattr(backend, "linear", unscaled)
+    patch.setattr(weights, "linear", unscaled)
+
+
+def update_merged_into_int4(patch: pytest.MonkeyPatch) -> None:
+    original = lora.linear
+
+    def merged(x: Any, weight: Any, update: Any = None) -> Any:
+        if update is not None and isinstance(weight, QuantizedMatrix):
+            whole = dequant.dequantize(weight) + np.float32(update.scale) * (update.up @ update.down)
+            weight, update = dequant.quantize(whole.astype(np.float32), weight.bits, weight.group_size), None
+        return original(x, weight, update)
+
+    patch.setattr(backend, "linear", merged)
+
+
+def update_of_zeros_that_still_rounds(patch: pytest.MonkeyPatch) -> None:
+    original = lora.linear
+
+    def rounding(x: Any, weight: Any, update: Any = None) -> Any:
+        y = original(x, weight, update)
+        return y if update is None else y.astype(np.float16).astype(np.float32)
+
+    patch.setattr(backend, "linear", rounding)
+
+
+MUTANTS = {
+    high_nibble_first: "DEQ-003",
+    scale_sign_dropped: "DEQ-005",
+    group_boundary_one_group_off: "DEQ-006",
+    float16_scales_read_as_bfloat16: "NUM-004",
+    weights_pass_through_float16: "DEQ-002",
+    half_up_for_half_even: "DEQ-020",
+    codes_from_rounded_coefficients: "DEQ-020",
+    smaller_end_represented_exactly: "DEQ-021",
+    coefficients_truncated: "DEQ-022",
+    nan_sets_the_range: "DEQ-023",
+    ragged_groups_accepted: "DEQ-024",
+    activations_rounded_to_bfloat16: "DEQ-010",
+    extra_columns_ignored: "DEQ-011",
+    sum_from_left_to_right: "NUM-002",
+    sums_in_float32: "NUM-001",
+    update_without_its_scale: "LOR-001",
+    update_merged_into_int4: "LOR-001",
+    update_of_zeros_that_still_rounds: "LOR-007",
+}

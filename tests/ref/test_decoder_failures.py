@@ -1,0 +1,86 @@
+"""A decoder whose disk or whose numbers fail: the error names the place, and afterwards nothing is left over."""
+
+import os
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge0_ref.backend import ReferenceBackend
+from edge0_ref.contract import EXECUTOR_KINDS, READ_MODES, Plan
+from edge0_ref.errors import BudgetError, NonFiniteError, ReadError, UsageError
+from edge0_ref.inventory import open_checkpoint
+from tests.ref.builders import make_config, make_tensors, tensor, write_model
+from tests.ref.sound import modes_of
+from tests.ref.test_decoder import TINY, generate, open_both
+
+
+@pytest.mark.spec("STO-020", "STO-032", "DEC-041", "EXE-016")
+@pytest.mark.parametrize("read_mode", READ_MODES)
+@pytest.mark.parametrize("kind", EXECUTOR_KINDS)
+def test_a_file_that_shrinks_in_mid_token_stops_the_decoder_until_it_is_reset(
+    tmp_path: Path, kind: Any, read_mode: Any
+) -> None:
+    if read_mode not in modes_of(tmp_path):
+        pytest.skip(f"no {read_mode} reads in {tmp_path}")
+    before = threading.active_count()
+    checkpoint, adapters = open_both(tmp_path, TINY)
+    path = tmp_path / "model" / "model.safetensors"
+    content = path.read_bytes()
+    plan = Plan(top_k=2, executor=kind, prefill_executor=kind, slots=1, read_mode=read_mode, reader_threads=2)
+    decoder = ReferenceBackend().decoder(checkpoint, plan, adapters)
+    if kind != "whole_layer":  # which has everything in memory after its first call
+        decoder.prefill([1, 2])
+    os.truncate(path, 100)
+    with pytest.raises(ReadError, match=rf"layer \d expert \d: reading \S+ from {path} failed"):
+        decoder.all_logits(list(range(16)))  # so many that an expert is needed which is in no slot
+    with pytest.raises(UsageError, match="reset the decoder, or restore"):
+        decoder.step(1)
+    with open(path, "r+b") as file:
+        file.write(content)
+    wanted = ReferenceBackend().decoder(checkpoint, Plan(top_k=2), adapters)
+    assert generate(decoder, [3, 4]) == generate(wanted, [3, 4])
+    wanted.close()
+    decoder.close()
+    decoder.close()
+    assert threading.active_count() == before
+
+
+@pytest.mark.spec("STO-032")
+def test_a_decoder_that_cannot_be_built_leaves_no_thread(tmp_path: Path) -> None:
+    checkpoint, adapters = open_both(tmp_path, TINY)
+    before = threading.active_count()
+    with pytest.raises(BudgetError, match="0 slots"):
+        ReferenceBackend().decoder(checkpoint, Plan(top_k=2, slots=0), adapters)
+    assert threading.active_count() == before
+
+
+@pytest.mark.spec("RTR-002", "NUM-009")
+def test_overflow_in_a_model_is_an_error_that_names_the_place(tmp_path: Path) -> None:
+    """Finite weights, but so large that activations overflow: in a layer's router, or at the very end in the head."""
+    recipe = replace(TINY, coefficients="F32")
+    for name, message in (
+        ("language_model.model.layers.1.mlp.gate.scales", "layer 1: router logit of token 0, expert 0 is"),
+        ("language_model.lm_head.scales", "logits .* hold NaN or infinity"),
+    ):
+        tensors = make_tensors(recipe)
+        tensors[name] = tensor(np.full(tensors[name].shape, 3e38))
+        checkpoint = open_checkpoint(write_model(tmp_path, make_config(recipe), tensors))
+        decoder = ReferenceBackend().decoder(checkpoint, Plan(top_k=2))
+        with pytest.raises(NonFiniteError, match=message):
+            decoder.prefill([1, 2])
+        decoder.close()
+
+
+@pytest.mark.spec("PRE-006", "NUM-009")
+def test_a_head_that_overflows_is_an_error_that_names_both_layers(tmp_path: Path) -> None:
+    checkpoint, adapters = open_both(tmp_path, TINY)
+    head = adapters.heads[0]
+    broken = replace(head, linear=np.full_like(head.linear, 3e38), fc2=np.full_like(head.fc2, 3e38))
+    decoder = ReferenceBackend().decoder(checkpoint, Plan(top_k=2), replace(adapters, heads={0: broken}))
+    with pytest.raises(NonFiniteError, match="layer 0 predicting for layer 1"):
+        decoder.prefill([1, 2])
+    decoder.close()

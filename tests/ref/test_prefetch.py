@@ -1,0 +1,165 @@
+"""The read-ahead threads: what is waited for goes first, a slot has one writer, and nothing outlives `close`."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge0_ref.errors import ReadError
+from edge0_ref.executors import make_executor
+from edge0_ref.prefetch import HAND_OVER_BYTES, Prefetcher
+from tests.ref.memory_store import LAYOUT, MemoryStore
+from tests.ref.test_residency import play
+
+
+def readers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("edge0-reader")]
+
+
+def slot() -> np.ndarray:
+    return np.zeros(LAYOUT.nbytes, np.uint8)
+
+
+def large_slot() -> np.ndarray:
+    """So large that a read is handed to a thread however urgent it is."""
+    return np.zeros(HAND_OVER_BYTES, np.uint8)
+
+
+@pytest.mark.spec("STO-030")
+@given(urgencies=st.lists(st.sampled_from(["now", "ahead"]), max_size=12))
+def test_urgent_reads_go_first_and_equal_ones_in_the_order_they_were_asked_for(urgencies: list[str]) -> None:
+    store, prefetcher = MemoryStore(16), Prefetcher(threads=1)
+    store.gate.clear()
+    prefetcher.submit(store, 15, large_slot(), "ahead")
+    assert store.begun.acquire(timeout=10)  # the only thread is busy: what follows queues up
+    reads = [prefetcher.submit(store, expert, large_slot(), u) for expert, u in enumerate(urgencies)]  # type: ignore[arg-type]
+    store.gate.set()
+    for read in reads:
+        read.ended.wait()
+    by_urgency = [e for e, u in enumerate(urgencies) if u == "now"] + [
+        e for e, u in enumerate(urgencies) if u == "ahead"
+    ]
+    assert store.log == [15, *by_urgency]
+    prefetcher.close()
+
+
+@pytest.mark.spec("STO-031")
+@pytest.mark.parametrize("threads", [0, 1, 3])
+def test_waiting_ends_with_the_bytes_in_the_slot(threads: int) -> None:
+    store, prefetcher = MemoryStore(8), Prefetcher(threads)
+    slots = [slot() for _ in range(8)]
+    reads = [prefetcher.submit(store, expert, held, "ahead") for expert, held in enumerate(slots)]
+    for expert, read in reversed(list(enumerate(reads))):
+        assert read.wait() >= 0
+        np.testing.assert_array_equal(slots[expert], store.slots[expert])
+    assert sorted(store.log) == list(range(8))
+    prefetcher.close()
+
+
+@pytest.mark.spec("STO-031", "EXE-016")
+@pytest.mark.parametrize("threads", [0, 1])
+@pytest.mark.parametrize("urgency", ["now", "ahead"])
+def test_a_read_that_failed_is_tried_once_more_by_whoever_needs_it(threads: int, urgency: str) -> None:
+    store, prefetcher = MemoryStore(2), Prefetcher(threads)
+    store.failing = {0: 1, 1: 2}
+    for expert in (0, 1):
+        held = slot()
+        read = prefetcher.submit(store, expert, held, urgency)  # type: ignore[arg-type]
+        if expert == 0:
+            read.wait()
+            np.testing.assert_array_equal(held, store.slots[0])
+        else:
+            with pytest.raises(ReadError, match="expert 1: the disk failed"):
+                read.wait()
+    assert store.log == [0, 0, 1, 1]
+    prefetcher.close()
+
+
+@pytest.mark.spec("STO-032")
+def test_close_waits_for_the_read_in_flight_and_leaves_no_thread() -> None:
+    before = readers()
+    store, prefetcher = MemoryStore(2), Prefetcher(threads=3)
+    assert len(readers()) == len(before) + 3
+    store.gate.clear()
+    held = slot()
+    prefetcher.submit(store, 1, held, "ahead")
+    assert store.begun.acquire(timeout=10)
+    closing = threading.Thread(target=prefetcher.close)
+    closing.start()
+    closing.join(timeout=0.05)
+    assert closing.is_alive()
+    store.gate.set()
+    closing.join()
+    np.testing.assert_array_equal(held, store.slots[1])
+    assert readers() == before
+    prefetcher.close()
+
+
+@pytest.mark.spec("EXE-012")
+@pytest.mark.parametrize("kind", ["staged", "hot"])
+def test_a_slot_is_not_given_to_a_second_writer_while_the_first_is_at_work(kind: str) -> None:
+    store, prefetcher = MemoryStore(4), Prefetcher(threads=2)
+    executor = make_executor(kind, store, 1, prefetcher)  # type: ignore[arg-type]
+    store.gate.clear()
+    executor.prepare([0])
+    assert store.begun.acquire(timeout=10)  # expert 0 is half-way into the only slot
+    executor.release_hints()
+    call = threading.Thread(target=play, args=(executor, ("call", [1])))
+    call.start()
+    time.sleep(0.02)
+    assert store.log == [0]
+    store.gate.set()
+    call.join()
+    assert store.log == [0, 1]
+    assert store.most_writers == 1
+    executor.close()
+    prefetcher.close()
+
+
+@pytest.mark.spec("STO-032")
+def test_an_executor_closes_only_after_the_reader_has_left_its_slots() -> None:
+    store, prefetcher = MemoryStore(4), Prefetcher(threads=1)
+    executor = make_executor("staged", store, 2, prefetcher)
+    store.gate.clear()
+    executor.prepare([0, 1])
+    assert store.begun.acquire(timeout=10)
+    closing = threading.Thread(target=executor.close)
+    closing.start()
+    closing.join(timeout=0.05)
+    assert closing.is_alive()
+    store.gate.set()
+    closing.join()
+    assert not any(store.writers.values())
+    prefetcher.close()
+
+
+@pytest.mark.spec("EXE-016")
+@pytest.mark.parametrize("kind", ["staged", "hot", "whole_layer", "exact"])
+@pytest.mark.parametrize("threads", [0, 2])
+def test_a_failed_read_stops_its_call_and_the_next_call_reads_again(kind: str, threads: int) -> None:
+    store, prefetcher = MemoryStore(4), Prefetcher(threads)
+    executor = make_executor(kind, store, 4, prefetcher)  # type: ignore[arg-type]
+    store.failing = {2: 2}  # of which the exact executor meets one in a call
+    with pytest.raises(ReadError, match="expert 2: the disk failed"):
+        play(executor, ("call", [1, 2, 3]))
+    assert 2 not in executor.resident
+    store.failing = {}
+    play(executor, ("call", [1, 2, 3]))
+    executor.close()
+    prefetcher.close()
+
+
+@pytest.mark.spec("EXE-010", "EXE-016")
+@pytest.mark.parametrize("kind", ["staged", "hot", "whole_layer"])
+def test_a_failed_read_ahead_that_nobody_needs_or_that_later_succeeds_is_no_error(kind: str) -> None:
+    store, prefetcher = MemoryStore(4), Prefetcher(threads=1)
+    executor = make_executor(kind, store, 4, prefetcher)  # type: ignore[arg-type]
+    store.failing = {2: 1, 3: 1}
+    executor.prepare([2, 3])
+    play(executor, ("call", [0, 2]))
+    play(executor, ("call", [1]))
+    executor.close()
+    prefetcher.close()

@@ -1,0 +1,36 @@
+"""Examples that a reader copies run, and print what they say: docstrings, the guided reading, the README."""
+
+import doctest
+import importlib
+import pkgutil
+import re
+from pathlib import Path
+
+import pytest
+
+import edge0_ref
+
+ROOT = Path(__file__).parents[1]
+MODULES = sorted(module.name for module in pkgutil.walk_packages(edge0_ref.__path__, "edge0_ref."))
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_docstrings_run(name: str) -> None:
+    assert doctest.testmod(importlib.import_module(name)).failed == 0
+
+
+def test_docstrings_of_compiled_functions_are_found() -> None:
+    """Numba wraps functions: a finder that does not look through would run nothing."""
+    assert doctest.testmod(importlib.import_module("edge0_ref.kernels")).attempted > 0
+
+
+def test_the_guided_reading_runs() -> None:
+    results = doctest.testfile(str(ROOT / "edge0_ref" / "README.md"), module_relative=False)
+    assert results.attempted > 80
+    assert results.failed == 0
+
+
+def test_the_api_example_of_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    (snippet,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text("utf-8"), re.M | re.S)
+    exec(compile(snippet, "README.md", "exec"), {})
+    assert capsys.readouterr().out.endswith(" 0\n")
