@@ -2,47 +2,148 @@
 
 import argparse
 import json
+import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+from conformance.certificate import certificate
+from conformance.known_failures import KnownFailuresError, read_known_failures
+from conformance.loading import load_backend
+from conformance.page import page
+from conformance.program import Program
+from conformance.replay import replay
+from conformance.report import Recorder, Report
 from conformance.requirements import read_requirements
-from conformance.runner import EXAMPLES, load_backend, run
+from conformance.runner import EXAMPLES, SECONDS_A_CALL, command_of, run, watchdog
+from conformance.vector_files import read_files
+from conformance.watchdog import Hang
 from edge0_ref.errors import BackendError
 
 
-def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser("python -m conformance", description="Hold a backend to edge0's specification.")
-    parser.add_argument("--backend", required=True, help="a name from edge0.backends, or package.module:factory")
-    parser.add_argument("--only", default="", metavar="ID[,ID]", help="these requirements only")
-    parser.add_argument("--seed", type=int, help="draw other examples than the standing ones")
-    parser.add_argument("--profile", choices=("ci", "deep"), default="ci", help=f"examples a test: {EXAMPLES}")
-    parser.add_argument("--report", type=Path, metavar="FILE", help="write the result as JSON")
-    return parser.parse_args(arguments)
+class RequestError(ValueError):
+    """A command line that cannot be carried out."""
 
 
-def main(arguments: Sequence[str]) -> int:
-    options = parse_arguments(arguments)
-    only = [id_ for id_ in options.only.split(",") if id_]
-    unknown = [id_ for id_ in only if id_ not in read_requirements()]
+def parser() -> argparse.ArgumentParser:
+    options = argparse.ArgumentParser("python -m conformance", description="Hold a backend to edge0's specification.")
+    which = options.add_mutually_exclusive_group(required=True)
+    which.add_argument("--backend", metavar="NAME", help="a name from edge0.backends, or package.module:factory")
+    which.add_argument("--exec", metavar="COMMAND", help="a program that speaks the protocol of spec/11-backend.md")
+    options.add_argument("--only", default="", metavar="ID[,ID]", help="these requirements only")
+    options.add_argument("--seed", type=int, help="draw other examples than the standing ones; the same for one seed")
+    options.add_argument("--profile", choices=("ci", "deep"), default="ci", help=f"examples a test: {EXAMPLES}")
+    options.add_argument("--deep", dest="profile", action="store_const", const="deep", help="the profile for a night")
+    options.add_argument("--timeout", type=float, default=SECONDS_A_CALL, metavar="SECONDS", help="for each call")
+    options.add_argument("--replay", type=Path, nargs="+", metavar="FILE", help="run these vector files, nothing else")
+    folder = Path("conformance-failures")
+    options.add_argument("--failures", type=Path, default=folder, metavar="DIR", help=f"keeps failures; {folder}")
+    options.add_argument("--known-failures", type=Path, metavar="FILE", help="a requirement and a reason a line")
+    options.add_argument("--report", type=Path, metavar="FILE", help="write the result as JSON")
+    options.add_argument("--html", type=Path, metavar="FILE", help="write the result as a page")
+    return options
+
+
+def checked(options: argparse.Namespace) -> argparse.Namespace:
+    """Everything that can be wrong with a command line before a backend is made. Raises RequestError."""
+    options.only = [id_ for id_ in options.only.split(",") if id_]
+    unknown = [id_ for id_ in options.only if id_ not in read_requirements()]
     if unknown:
-        print(f"--only {','.join(unknown)}: spec/ has no such requirement", file=sys.stderr)
-        return 2
-    if options.report and not options.report.resolve().parent.is_dir():
-        print(f"--report {options.report}: no such folder", file=sys.stderr)
-        return 2
+        raise RequestError(f"--only {','.join(unknown)}: spec/ has no such requirement")
+    if options.timeout <= 0:
+        raise RequestError(f"--timeout {options.timeout:g}: wanted more than 0 seconds")
+    for name in ("report", "html", "failures"):
+        path = getattr(options, name)
+        if path and not path.resolve().parent.is_dir():
+            raise RequestError(f"--{name} {path}: no such folder")
     try:
-        backend = load_backend(options.backend)
-        report = run(backend, only, options.profile, options.seed, label=options.backend, quiet=False)
-    except BackendError as error:
-        print(error, file=sys.stderr)
-        return 2
+        options.known = read_known_failures(options.known_failures) if options.known_failures else {}
+    except KnownFailuresError as error:
+        raise RequestError(f"--known-failures {error}") from None
+    options.named = f"--backend {options.backend}" if options.backend else f"--exec {shlex.quote(options.exec)}"
+    return options
+
+
+@contextmanager
+def opened(options: argparse.Namespace) -> Iterator[Any]:
+    """The backend, made within the time that a call may take."""
+    if options.exec:
+        program = Program(options.exec, options.timeout)
+        try:
+            yield program
+        finally:
+            program.close()
+    else:
+        with watchdog(options.timeout) as watching, watching.limited(f"making the backend {options.backend}"):
+            backend = load_backend(options.backend)
+        yield backend
+
+
+def held(options: argparse.Namespace, backend: Any) -> tuple[Report, list[str]]:
+    """The report of a run, and what could not be used of what the command line named."""
+    label = options.backend or options.exec
+    if not options.replay:
+        named = {"option": options.named, "failures": options.failures, "known": options.known}
+        report = run(
+            backend, options.only, options.profile, options.seed, label, quiet=False, seconds=options.timeout, **named
+        )
+        return report, []
+    return replayed(options, backend, label)
+
+
+def replayed(options: argparse.Namespace, backend: Any, label: str) -> tuple[Report, list[str]]:
+    """Vector files instead of a run, each with the line that runs it alone."""
+    recorder, problems, requirements = Recorder(), [], set[str]()
+    with watchdog(options.timeout) as watching:
+        for path in options.replay:
+            cases, unusable = read_files([path])
+            problems += unusable
+            cases = [case for case in cases if not options.only or set(case.requirements) & set(options.only)]
+            again = f"python -m conformance --replay {path} {options.named}"
+            replay(backend, cases, again, recorder, watching.limited)
+            requirements |= {id_ for case in cases for id_ in case.requirements}
+    claims, selected = tuple(sorted(backend.claims)), frozenset(options.only or requirements)
+    return Report(label, claims, "replay", None, read_requirements(), recorder, selected, options.known), problems
+
+
+def tell(report: Report, problems: Sequence[str], options: argparse.Namespace) -> None:
+    """What a run has to say, for people and for programs."""
     for test, message in report.recorder.failures:
         print(f"\n{test}\n{message}")
     print(f"\n{report.table()}")
+    for line in [*report.notes, *report.stale]:
+        print(line)
+    for line in problems:
+        print(line, file=sys.stderr)
+    facts = certificate(report, command_line(options, report.seed))
     if options.report:
-        options.report.write_text(json.dumps(report.to_json(), indent=2) + "\n", "utf-8")
-    return report.exit_code
+        options.report.write_text(json.dumps(facts, indent=2) + "\n", "utf-8")
+    if options.html:
+        options.html.write_text(page(facts), "utf-8")
+
+
+def command_line(options: argparse.Namespace, seed: int | None) -> str:
+    """The line that gives the same report again."""
+    if options.replay:
+        return f"python -m conformance --replay {' '.join(map(str, options.replay))} {options.named}"
+    only = f" --only {','.join(options.only)}" if options.only else ""
+    known = f" --known-failures {options.known_failures}" if options.known_failures else ""
+    return command_of(options.named, options.profile, seed) + only + known
+
+
+def main(arguments: Sequence[str]) -> int:
+    options = parser().parse_args(arguments)
+    try:
+        options = checked(options)
+        with opened(options) as backend:
+            report, problems = held(options, backend)
+    except (BackendError, RequestError, Hang) as error:
+        print(error, file=sys.stderr)
+        return 2
+    tell(report, problems, options)
+    return 2 if problems else report.exit_code
 
 
 if __name__ == "__main__":

@@ -65,9 +65,9 @@ class Judge:
     recorder: Recorder
     again: str
 
-    def __repr__(self) -> str:
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """Short: Hypothesis prints the arguments of a failing test."""
-        return "judge"
+        printer.text("judge")
 
     def bits(self, got: np.ndarray, want: np.ndarray, what: str, blame: str = "") -> None:
         """Every bit equal: -0.0 is not 0.0, and NaN patterns count."""

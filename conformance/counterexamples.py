@@ -31,13 +31,22 @@ def counterexamples(memory: Memory, error: BaseException) -> Iterator[tuple[Oper
             yield operation, {"error": {"kind": kind, "mentions": [mention] if mention else []}}
     elif evidence is not None:
         for operation in latest_first:
-            for name, output in outputs(operation, memory.backend.to_numpy).items():
+            named = attempted(outputs, operation, memory.backend.to_numpy) or {}
+            for name, output in named.items():
                 if same(output, evidence.got):
                     yield operation, expectation_of(operation, name, evidence)
     for operation in latest_first:
-        expected = expectation(operation, memory.backend.to_numpy)
-        if expected is not None:
+        expected = attempted(expectation, operation, memory.backend.to_numpy)
+        if expected:
             yield operation, expected
+
+
+def attempted(function: Callable[..., Any], *given: Any) -> Any:
+    """None where the inputs are such that the oracles cannot take them, or the results such that nobody can."""
+    try:
+        return function(*given)
+    except Exception:
+        return None
 
 
 def same(a: Any, b: Any) -> bool:
@@ -50,8 +59,8 @@ def outputs(operation: Operation, to_numpy: Callable[[Any], np.ndarray]) -> dict
     if operation.result is None:
         return {}
     if operation.name == "quantize":
-        matrix = operation.result
-        return {"packed": matrix.packed, "scales": matrix.scales, "biases": matrix.biases, "codes": oracles.codes(matrix)}
+        named = {name: getattr(operation.result, name) for name in ("packed", "scales", "biases")}
+        return named | {"codes": oracles.codes(operation.result)}
     if operation.name == "route":
         return {"experts": operation.result.experts, "weights": operation.result.weights}
     return {OUTPUTS[operation.name]: to_numpy(operation.result)}
@@ -158,10 +167,10 @@ def inputs_of(operation: Operation, to_numpy: Callable[[Any], np.ndarray]) -> di
         case "quantize" | "residency":
             return dict(encoded(given))
         case "linear":
-            weight = given["weight"]
-            inputs = {"x": to_numpy(given["x"]), "weight": matrix(weight) if isinstance(weight, QuantizedMatrix) else weight}
-            lora = given.get("lora")
-            return dict(encoded(inputs | ({"lora": vars(lora)} if lora is not None else {})))
+            weight, lora = given["weight"], given.get("lora")
+            weight = matrix(weight) if isinstance(weight, QuantizedMatrix) else weight
+            beside = {} if lora is None else {"lora": vars(lora)}
+            return dict(encoded({"x": to_numpy(given["x"]), "weight": weight} | beside))
         case "route":
             return dict(encoded({"logits": to_numpy(given["logits"]), "spec": spec(given["spec"])}))
         case "predict":

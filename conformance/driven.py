@@ -27,9 +27,9 @@ class Driven:
     judge: Judge
     opened: list[Any] = field(default_factory=list)
 
-    def __repr__(self) -> str:
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """Short: Hypothesis prints the arguments of a failing test."""
-        return "driven"
+        printer.text("driven")
 
     def _numpy(self, value: Any, what: str, ndim: int) -> np.ndarray:
         array = self.backend.to_numpy(value)

@@ -5,8 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
+from conformance.compare import ConformanceError
 from conformance.counterexamples import Expectation, counterexamples, inputs_of
 from conformance.replay import fails_alone
 from conformance.vector_files import VectorError, digest_of, encoded, write_case
@@ -38,7 +40,7 @@ class Keeper:
                 path = write_case(self.folder, case.values)
             except VectorError:
                 continue
-            return f"  replay  python -m conformance --replay {path} {self.backend}"
+            return f"  replay  python -m conformance --replay {quote(str(path))} {self.backend}"
         return ""
 
     def fails(self, case: Case, operation: Operation) -> bool:
@@ -58,9 +60,16 @@ class Keeper:
             "requirements": [requirement],
             "operation": operation.name,
             "flags": [name],
-            "comment": (str(error).splitlines() or [type(error).__name__])[0],
+            "comment": comment_of(error),
             "source": f"conformance {version('edge0')}{seed}",
             "inputs": inputs,
             **wanted,
         }
         return Case(values, {})
+
+
+def comment_of(error: BaseException) -> str:
+    """What was compared, without the requirement in front of it; of other errors, themselves."""
+    first = (str(error).splitlines() or [type(error).__name__])[0]
+    compared = isinstance(error, ConformanceError) and bool(error.requirement)
+    return first.partition(": ")[2] if compared else first

@@ -62,16 +62,31 @@ class RunPlugin:
         report: Any = yield
         if report.failed:
             assert call.excinfo is not None
-            ids, message = cited(item), message_of(call.excinfo)
+            ids = cited(item)
+            message = self.message_of(ids, call.excinfo)
             kept = self.keeper.keep(item.nodeid, ids, call.excinfo.value) if self.keeper else ""
             self.recorder.failures.append((item.nodeid, f"{message}\n{kept}".rstrip()))
             self.recorder.outcome(ids or (item.nodeid,), "FAIL")
         elif report.when == "call" and report.passed:
             self.recorder.outcome(cited(item), "passed")
         if report.when == "call" and report.capstdout.strip():
-            said = report.capstdout.strip().splitlines()[0][:100]
-            self.recorder.notes.append(f"{item.nodeid}: the backend wrote to stdout: {said!r}")
+            self.recorder.printed.append((item.nodeid, report.capstdout.strip().splitlines()[0]))
         return report
+
+    def message_of(self, ids: tuple[str, ...], failure: pytest.ExceptionInfo[BaseException]) -> str:
+        """A disagreement in its own words; of anything else what happened and where. Then Hypothesis's example."""
+        error = failure.value
+        notes = "\n".join(getattr(error, "__notes__", ()))
+        if isinstance(error, ConformanceError) and error.requirement:
+            return f"{error}\n{notes}".rstrip()
+        happened = str(error)
+        if not isinstance(error, ConformanceError | Hang):
+            way = [f"{e.path}:{e.lineno + 1} {e.name}" for e in failure.traceback if "site-packages" not in str(e.path)]
+            happened = f"{type(error).__name__}: {error}; it came from {way[-1] if way else 'nowhere'}"
+        stated = self.requirements.get(ids[0]) if ids else None
+        head = f"{stated.id} {stated.exactness}, {stated.place}" if stated else "no requirement"
+        only = f" --only {stated.id}" if stated else ""
+        return f"{head}: no result\n  got     {happened}\n  again   {self.again}{only}\n{notes}".rstrip()
 
 
 def cited(item: pytest.Item) -> tuple[str, ...]:
@@ -81,14 +96,3 @@ def cited(item: pytest.Item) -> tuple[str, ...]:
 
 def claimed(item: pytest.Item) -> set[str]:
     return {claim for mark in item.iter_markers("claim") for claim in mark.args}
-
-
-def message_of(failure: pytest.ExceptionInfo[BaseException]) -> str:
-    """A disagreement or a silence in its own words, with Hypothesis's example; anything else with the way there."""
-    error = failure.value
-    notes = "\n".join(getattr(error, "__notes__", ()))
-    if isinstance(error, ConformanceError | Hang):
-        return f"{error}\n{notes}".rstrip()
-    outside = [entry for entry in failure.traceback if "site-packages" not in str(entry.path)]
-    way = "\n".join(f"  {entry.path}:{entry.lineno + 1} {entry.name}" for entry in outside[-6:])
-    return f"{type(error).__name__}: {error}\n{way}\n{notes}".rstrip()

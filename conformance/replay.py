@@ -1,12 +1,14 @@
 """Running vectors alone: `--replay FILE`, and the check that a failure which is kept does fail again."""
 
+import io
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from typing import Any
 
 import numpy as np
 
 import edge0_ref.errors
-from conformance.compare import Judge
+from conformance.compare import ConformanceError, Judge
 from conformance.driven import Driven
 from conformance.report import Recorder
 from conformance.requirements import Requirement, read_requirements
@@ -52,31 +54,38 @@ def fails_alone(backend: Any, case: Case, kind: str, limit: Limit = unlimited) -
     judge = Judge([Requirement(id_, "?", "", "") for id_ in case.requirements], kind, Recorder(), "")
     driven = Driven(WatchedBackend(backend, Memory(), limit, case.id), judge)
     try:
-        hold(driven, judge, case, kind)
-        driven.close()
+        with redirect_stdout(io.StringIO()):
+            hold(driven, judge, case, kind)
+            driven.close()
     except (Exception, Hang):
         return True
     return False
 
 
-def replay(backend: Any, cases: Sequence[Case], again: str, limit: Limit = unlimited) -> Recorder:
+def replay(backend: Any, cases: Sequence[Case], again: str, recorder: Recorder, limit: Limit = unlimited) -> None:
     """Run cases and nothing else; a case that the backend does not claim is unclaimed."""
-    requirements, recorder = read_requirements(), Recorder()
+    requirements = read_requirements()
     for case in cases:
         cited = [requirements.get(id_, Requirement(id_, "?", "", "not in spec/")) for id_ in case.requirements]
         for kind in case.kinds(EXECUTOR_KINDS):
-            name = f"{case.id} on {kind}" if kind else case.id
-            if not set(case.claims(kind)) <= backend.claims:
-                recorder.outcome(tuple(case.requirements), "unclaimed")
-                continue
-            judge = Judge(cited, kind, recorder, again)
-            driven = Driven(WatchedBackend(backend, Memory(), limit, name), judge)
-            try:
-                hold(driven, judge, case, kind)
-                driven.close()
-            except (Exception, Hang) as error:
-                recorder.failures.append((name, f"{type(error).__name__}: {error}"))
-                recorder.outcome(tuple(case.requirements), "FAIL")
+            if set(case.claims(kind)) <= backend.claims:
+                judge = Judge(cited, kind, recorder, again)
+                recorder.outcome(tuple(case.requirements), outcome_of(backend, judge, case, kind, limit))
             else:
-                recorder.outcome(tuple(case.requirements), "passed")
-    return recorder
+                recorder.outcome(tuple(case.requirements), "unclaimed")
+
+
+def outcome_of(backend: Any, judge: Judge, case: Case, kind: str, limit: Limit) -> str:
+    """Run one case, note how it failed if it did, and say how it ended."""
+    name = f"{case.id} on {kind}" if kind else case.id
+    driven = Driven(WatchedBackend(backend, Memory(), limit, name), judge)
+    try:
+        hold(driven, judge, case, kind)
+        driven.close()
+    except (ConformanceError, Hang) as error:
+        judge.recorder.failures.append((name, str(error)))
+        return "FAIL"
+    except Exception as error:
+        judge.recorder.failures.append((name, f"{type(error).__name__}: {error}\n  again   {judge.again}"))
+        return "FAIL"
+    return "passed"

@@ -29,14 +29,14 @@ class Figures:
 class Recorder:
     """Collects outcomes and figures while tests run.
 
-    outcomes: requirement -> how many of its tests passed, failed, were unclaimed; worst: (requirement, path) -> figures;
-    failures: (test, message); notes: what a person should be told beside that.
+    outcomes: requirement -> how many of its tests passed, failed, were unclaimed; failures: (test, message);
+    worst: (requirement, path) -> figures; printed: (test, the first line that the backend wrote to stdout during it).
     """
 
     outcomes: dict[str, Counter[str]] = field(default_factory=dict)
     worst: dict[tuple[str, str], Figures] = field(default_factory=dict)
     failures: list[tuple[str, str]] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    printed: list[tuple[str, str]] = field(default_factory=list)
 
     def measure(self, requirement: str, path: str, relative_l2: float, ratio: float, case: str) -> None:
         figures = self.worst.setdefault((requirement, path), Figures(case=case))
@@ -76,9 +76,18 @@ class Report:
 
     @property
     def stale(self) -> list[str]:
-        """[BCK-031] Known failures that did not happen, as lines. Those that were left out of the run are not judged."""
+        """[BCK-031] Known failures that did not happen, a line each. What the run left out is not judged."""
         known = {id_: why for id_, why in self.known.items() if not self.selected or id_ in self.selected}
         return stale_entries(known, {id_: self.outcome(id_) for id_ in self.requirements})
+
+    @property
+    def notes(self) -> list[str]:
+        """What a person should be told beside results."""
+        printed = self.recorder.printed
+        if not printed:
+            return []
+        test, line = printed[0]
+        return [f"the backend wrote to stdout in {len(printed)} tests, first {line[:100]!r} in {test}"]
 
     @property
     def exit_code(self) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 CLASSES = ("bits", "either", "choice", "bound", "state", "error")
 SPEC = Path(__file__).resolve().parent.parent / "spec"
-STATEMENT = re.compile(r"^\*\*\[([A-Z]{3}-\d{3})\]\s+([a-z]+)\.?\*\*\s*(.*)$", re.MULTILINE)
+STATEMENT = re.compile(r"^\*\*\[([A-Z]{3}-\d{3})\]\s+([a-z]+)\.?\*\*\s*(.*?)(?:\n\n|\n?\Z)", re.MULTILINE | re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ def parse(chapter: str, markdown: str) -> list[Requirement]:
     found = []
     for match in STATEMENT.finditer(markdown):
         line = markdown.count("\n", 0, match.start()) + 1
-        found.append(Requirement(match[1], match[2], match[3], f"spec/{chapter}:{line}"))
+        found.append(Requirement(match[1], match[2], " ".join(match[3].split()), f"spec/{chapter}:{line}"))
     return found
 
 

@@ -213,5 +213,5 @@ def test_an_observer_is_told_everything_in_order(driven: Driven, judge: Judge) -
                 shapes = [(str(v.dtype), v.shape[0], v.ndim) for v in map(driven.backend.to_numpy, values)]
                 rows = 1 if point == "logits" else len(PROMPT)  # `prefill` returns the logits of the last token alone
                 judge.state(shapes[0], ("float32", rows, 2), f"{point} of layer {layer}, the prompt")
-                judge.state(shapes[-1], ("float32", 1, 2), f"{point} of layer {layer}, the step")
+                judge.state(shapes[1:], [("float32", 1, 2)] * (len(shapes) - 1), f"{point} of layer {layer}, the step")
         driven.close()

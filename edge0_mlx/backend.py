@@ -37,7 +37,7 @@ class MlxBackend:
 
     name = "mlx"
     claims = frozenset(
-        ["dequant", "quantize", "linear", "lora", "router", "prerouter", "decoder"]
+        ["dequant", "quantize", "linear", "lora", "router", "prerouter", "decoder", "mixer:kda", "mixer:mla"]
         + [f"executor:{kind}" for kind in EXECUTOR_KINDS]
     )
 

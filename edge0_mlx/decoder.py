@@ -9,22 +9,24 @@
 A layer that must ask its router waits for everything before it; what is waiting to be predicted is predicted then too.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
 from jaxtyping import Float, Float32
 
 from edge0_mlx.arrays import to_numpy
-from edge0_mlx.blocks import Angles, AttentionBlock, DeltaBlock, DenseFinish, MoeFinish, Norms
+from edge0_mlx.blocks import Angles, Arrays, AttentionBlock, Between, Block, DeltaBlock, DenseFinish, Mixed, MoeFinish, Norms
 from edge0_mlx.dequant import embed
 from edge0_mlx.device import Device
-from edge0_mlx.executors import make_executor
+from edge0_mlx.executors import MlxExecutor, make_executor
 from edge0_mlx.heads import Heads, Pending
 from edge0_mlx.mixers.attention import Attention
 from edge0_mlx.mixers.gated_delta import GatedDelta
+from edge0_mlx.mixers.kda import Kda
+from edge0_mlx.mixers.mla import Mla
 from edge0_mlx.mixers.norm import rms_norm
 from edge0_mlx.moe import GatedMlp, Moe
 from edge0_mlx.prerouter import shift
@@ -32,9 +34,17 @@ from edge0_mlx.slots import Evaluations
 from edge0_mlx.weights import Weights
 from edge0_ref.adapters import Adapters
 from edge0_ref.checkpoint import Checkpoint
-from edge0_ref.config import AttentionConfig, DenseConfig, GatedDeltaConfig, LayerConfig, MoeConfig
-from edge0_ref.contract import Array, Counters, Executor, ExecutorKind, Observe, Plan, Routing
-from edge0_ref.errors import NonFiniteError, UnsupportedModelError, UsageError
+from edge0_ref.config import (
+    AttentionConfig,
+    DenseConfig,
+    GatedDeltaConfig,
+    KdaConfig,
+    LayerConfig,
+    MlaConfig,
+    MoeConfig,
+)
+from edge0_ref.contract import Array, Counters, ExecutorKind, Observe, Plan, Routing
+from edge0_ref.errors import NonFiniteError, UsageError
 from edge0_ref.expert_store import ExpertFiles
 from edge0_ref.prefetch import Prefetcher
 
@@ -65,19 +75,24 @@ class Layer:
         self.number = number
         norms = Norms(weights.vector(config.mixer_norm), weights.vector(config.mlp_norm), epsilon)
         mixer = make_mixer(weights, config, epsilon)
-        self.block = DeltaBlock(mixer, norms) if isinstance(mixer, GatedDelta) else AttentionBlock(mixer, norms)
+        self.block: Block = (
+            DeltaBlock(mixer, norms) if isinstance(mixer, GatedDelta | Kda) else AttentionBlock(mixer, norms)
+        )
         mlp = make_mlp(weights, number, config, top_k)
         self.finish = MoeFinish(mlp) if isinstance(mlp, Moe) else DenseFinish(mlp)
+        self.between: Between | None = None  # until the next layer is known
 
 
-def make_mixer(weights: Weights, config: LayerConfig, epsilon: float) -> Attention | GatedDelta:
+def make_mixer(weights: Weights, config: LayerConfig, epsilon: float) -> Attention | GatedDelta | Kda | Mla:
     match config.mixer:
         case AttentionConfig():
             return Attention(weights, config.mixer_path, config.mixer, epsilon)
         case GatedDeltaConfig():
             return GatedDelta(weights, config.mixer_path, config.mixer, epsilon)
-        case _:
-            raise UnsupportedModelError(f"{config.mixer_path}: the mlx backend has no {type(config.mixer).__name__} yet")
+        case KdaConfig():
+            return Kda(weights, config.mixer_path, config.mixer, epsilon)
+        case MlaConfig():
+            return Mla(weights, config.mixer_path, config.mixer, epsilon)
 
 
 def make_mlp(weights: Weights, number: int, config: LayerConfig, top_k: int) -> Moe | GatedMlp:
@@ -86,6 +101,17 @@ def make_mlp(weights: Weights, number: int, config: LayerConfig, top_k: int) -> 
             return Moe(weights, number, config.mlp_path, config.mlp, top_k)
         case DenseConfig():
             return GatedMlp(weights, config.mlp_path)
+
+
+class Call(NamedTuple):
+    """What one call's layers share. predicted: layer -> routing; angles: computed by the first layer that needs them."""
+
+    executors: Mapping[int, MlxExecutor]
+    predicted: Mapping[int, Routing]
+    angles: Angles
+
+
+Begun = Arrays | None  # what has been built of a layer's block already
 
 
 class MlxDecoder:
@@ -110,6 +136,9 @@ class MlxDecoder:
         self.layers = [
             Layer(weights, number, layer, config.norm_epsilon, plan.top_k) for number, layer in enumerate(config.layers)
         ]
+        for layer, following in zip(self.layers, [*(layer.block for layer in self.layers[1:]), None], strict=True):
+            if isinstance(layer.finish, MoeFinish):
+                layer.between = Between(layer.finish, following)
         experts = {layer.number: layer.finish.moe for layer in self.layers if isinstance(layer.finish, MoeFinish)}
         self.heads = Heads(adapters.heads, {number: moe.spec for number, moe in experts.items()})
         self._logits_of_one = mx.compile(self._logits)
@@ -117,8 +146,8 @@ class MlxDecoder:
         self.state, self._interrupted = self._new_state(), False
         self._files = ExpertFiles(checkpoint, plan.read_mode)
         self._prefetcher = Prefetcher(plan.reader_threads)
-        self._decode: dict[int, Executor[mx.array]] = {}
-        self._prefill: dict[int, Executor[mx.array]] = {}
+        self._decode: dict[int, MlxExecutor] = {}
+        self._prefill: dict[int, MlxExecutor] = {}
         try:
             self._decode = self._executors(plan.executor)
             same = plan.prefill_executor == plan.executor
@@ -127,7 +156,7 @@ class MlxDecoder:
             self.close()
             raise
 
-    def _executors(self, kind: ExecutorKind) -> dict[int, Executor[mx.array]]:
+    def _executors(self, kind: ExecutorKind) -> dict[int, MlxExecutor]:
         shared = self._prefetcher, self.counters, self._device, self.evaluations
         return {layer: make_executor(kind, store, self.plan.slots, *shared) for layer, store in self._files.stores.items()}
 
@@ -184,15 +213,16 @@ class MlxDecoder:
                 f"context full: {self.position} tokens and {len(tokens)} more, room for {self.plan.context}"
             )
 
-    def _forward(self, tokens: Sequence[int], executors: dict[int, Executor[mx.array]]) -> Activations:
+    def _forward(self, tokens: Sequence[int], executors: dict[int, MlxExecutor]) -> Activations:
         """[DEC-041] The graph of the hidden states after the last layer. An error leaves a half-advanced state."""
         self._interrupted = True
         hidden = embed(self.embedding.weight, mx.array(list(tokens))).astype(self._device.activations)
         self._note("embedding", -1, hidden)
         consumed, self.state.predicted = self.state.predicted, {}
-        angles: Angles = {}
+        call = Call(executors, consumed, {})
+        begun: Begun = None
         for layer in self.layers:
-            hidden = self._run_layer(layer, hidden, consumed.get(layer.number), executors, angles)
+            hidden, begun = self._run_layer(layer, hidden, begun, call)
             if executors is not self._decode and layer.number in executors:
                 executors[layer.number].close()  # a layer's prefill memory is the next layer's
             elif self._device.gpu:
@@ -200,41 +230,46 @@ class MlxDecoder:
         self.state.position += len(tokens)
         return hidden
 
-    def _run_layer(
-        self,
-        layer: Layer,
-        hidden: Activations,
-        predicted: Routing | None,
-        executors: dict[int, Executor[mx.array]],
-        angles: Angles,
-    ) -> Activations:
+    def _run_layer(self, layer: Layer, hidden: Activations, begun: Begun, call: Call) -> tuple[Activations, Begun]:
+        """Hidden states after a layer, and what has been built of the next one already."""
         number, mixers = layer.number, self.state.mixers
-        (mixed, hidden, x), mixers[number] = layer.block(hidden, mixers[number], angles)
-        self._note("mixer_output", number, mixed)
+        if begun is None:
+            mixed, mixers[number] = layer.block(hidden, mixers[number], call.angles)
+        else:
+            mixed, mixers[number] = layer.block.end(hidden, begun, mixers[number])
+        self._note("mixer_output", number, mixed.mixed)
         match layer.finish:
             case MoeFinish():
-                hidden = self._run_moe(layer.finish, hidden, x, predicted, executors[number])
+                hidden, begun = self._run_moe(layer, layer.finish.moe, mixed, call)
             case DenseFinish():
-                dense, hidden = layer.finish(hidden, x)
+                (dense, hidden), begun = layer.finish(mixed.hidden, mixed.x), None
                 self._note("dense_output", number, dense)
         self._note("layer_output", number, hidden)
-        return hidden
+        return hidden, begun
 
-    def _run_moe(
-        self, finish: MoeFinish, hidden: Activations, x: Activations, predicted: Routing | None, executor: Executor[mx.array]
-    ) -> Activations:
-        number = finish.moe.layer
-        self._note("moe_input", number, x)
-        routing = predicted or self._choose(finish.moe, x)
+    def _run_moe(self, layer: Layer, moe: Moe, mixed: Mixed, call: Call) -> tuple[Activations, Begun]:
+        number, executor = layer.number, call.executors[layer.number]
+        self._note("moe_input", number, mixed.x)
+        routing = call.predicted.get(number) or self._choose(moe, mixed.x)
         self._note("routing", number, routing)
-        routed = executor(x, routing)
+        held = executor.hold(routing)
+        if held is None:
+            routed = executor(mixed.x, routing)
+            shared, hidden = layer.finish(mixed.hidden, mixed.x, routed)
+            begun: Begun = None
+        else:
+            following = self.state.mixers[number + 1] if number + 1 < len(self.layers) else None
+            weights = mx.array(routing.weights)
+            routed, shared, hidden, *rest = layer.between(held, weights, mixed, following, call.angles)
+            self.evaluations.reads_slots_of(executor, routed)
+            begun = tuple(rest) or None
         self._note("experts_output", number, routed)
-        self._note("resident", number, executor.resident)
-        shared, hidden = finish(hidden, x, routed)
+        if self._observe is not None:
+            self._note("resident", number, executor.resident)
         self._note("shared_output", number, shared)
         if number in self.heads:
-            self._predict_next(number, x, routing)
-        return hidden
+            self._predict_next(number, mixed.x, routing)
+        return hidden, begun
 
     def _choose(self, moe: Moe, x: Activations) -> Routing:
         """The router's choice: an evaluation, in which predictions that wait are made as well."""

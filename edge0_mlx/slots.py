@@ -12,7 +12,7 @@ import numpy as np
 
 from edge0_mlx.arrays import DeviceMatrix, layout_dtype
 from edge0_mlx.device import Device
-from edge0_mlx.experts import Matrices, Places, combine, run_experts
+from edge0_mlx.experts import Matrices, Places, run_experts
 from edge0_ref.bits import widen
 from edge0_ref.contract import Array, Counters, ExpertLayout, ExpertStore
 from edge0_ref.errors import BackendError
@@ -89,7 +89,7 @@ class Bank:
         self._widened = None if widened is None else widened.view(np.float32)
         self.slots = [Slot(self, index) for index in range(count)]
         self.matrices = self._views()
-        self.run_token = self._run_token if self.copies else mx.compile(self._run_token)
+        self.run_token = self.run_one if self.copies else mx.compile(self.run_one)
 
     def _views(self) -> Matrices:
         base = self._codes.view(self._wanted) if self._wide is None else self._wide
@@ -110,11 +110,12 @@ class Bank:
         )
         return gate, up, down
 
-    def _run_token(self, x: mx.array, slots: mx.array, weights: mx.array) -> mx.array:
-        """One token, x [1, hidden]; slots [k]; weights [1, k]."""
+    def run_one(self, x: mx.array, slots: mx.array, weights: mx.array) -> mx.array:
+        """[EXE-004] One token, x [1, hidden]; slots [k]; weights [1, k]: the weighted sum is a product."""
         places = Places.of(np.zeros(slots.shape))  # a constant of the compiled function
         outputs = run_experts(x[None], self.matrices, slots, places)
-        return combine(outputs.reshape(1, slots.size, -1), weights)
+        summed = mx.matmul(weights, outputs.reshape(slots.size, -1).astype(mx.float32))
+        return summed.astype(x.dtype)
 
     def row(self, index: int) -> Array:
         """A slot's bytes, for a reader."""

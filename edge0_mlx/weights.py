@@ -8,10 +8,13 @@ import numpy as np
 from jaxtyping import Float
 
 from edge0_mlx.arrays import DeviceLora, DeviceMatrix, Weight, device_lora, device_weight, from_numpy
+from edge0_mlx.dequant import dequantize
 from edge0_mlx.device import Device
 from edge0_mlx.lora import add_update, linear
 from edge0_ref.adapters import Adapters
+from edge0_ref.bits import widen
 from edge0_ref.checkpoint import Checkpoint
+from edge0_ref.contract import QuantizedMatrix
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +70,12 @@ class Weights:
 
     def joined(self, *modules: str) -> Joined:
         return Joined([self.linear(module) for module in modules])
+
+    def dense(self, module: str) -> Float[mx.array, "rows cols"]:
+        """[DEC-062] A linear layer's weights as numbers, float32, its LoRA added: W + scale * B A."""
+        matrix, lora = self.checkpoint.matrix(module), device_lora(self.adapters.loras.get(module))
+        weight = dequantize(matrix) if isinstance(matrix, QuantizedMatrix) else from_numpy(widen(matrix))
+        return weight if lora is None else weight + lora.scale * mx.matmul(lora.down, lora.up).T
 
     def vector(self, name: str) -> mx.array:
         """Float32, for what is computed in float32 on every device; norms are."""

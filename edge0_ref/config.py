@@ -252,19 +252,24 @@ def parse_object(text: bytes, origin: str) -> dict[str, Any]:
 
 def read_config(folder: Path) -> ModelConfig:
     """The model in a folder. Raises CheckpointError; UnsupportedModelError names the architecture."""
-    from edge0_ref.families import FAMILIES
-
     path = folder / "config.json"
     fields = Fields(read_json(path), str(path))
+    return config_of(fields, read_quantization(fields), read_eos(folder, fields))
+
+
+def config_of(fields: Fields, quantization: QuantizationConfig, eos_token_ids: tuple[int, ...]) -> ModelConfig:
+    """The model that a config.json describes, read by its family."""
+    from edge0_ref.families import FAMILIES
+
     architectures = [str(name) for name in fields.get("architectures", list, [])]
     model_type = fields.get("model_type", str, "")
     for family in FAMILIES:
         if family.matches(model_type, architectures):
-            model: ModelConfig = family.read(fields, read_quantization(fields), read_eos(folder, fields))
+            model: ModelConfig = family.read(fields, quantization, eos_token_ids)
             return model
     named = reprlib.repr([*architectures, model_type])
     known = ", ".join(family.ARCHITECTURE for family in FAMILIES)
-    raise UnsupportedModelError(f"{path}: architecture {named}; edge0 runs {known}")
+    raise UnsupportedModelError(f"{fields.origin}: architecture {named}; edge0 runs {known}")
 
 
 def read_quantization(fields: Fields) -> QuantizationConfig:

@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from edge0_ref.adapters import Adapters
+from edge0_ref.arithmetic import Arithmetic
 from edge0_ref.checkpoint import Checkpoint
 from edge0_ref.config import (
     AttentionConfig,
@@ -106,11 +107,12 @@ class ReferenceDecoder:
         plan: Plan,
         adapters: Adapters | None = None,
         observe: Observe | None = None,
+        arithmetic: Arithmetic | None = None,
     ) -> None:
         config, adapters = checkpoint.config, adapters or Adapters()
         self.config, self.plan, self.observe = config, plan, observe or ignore
-        self.counters = Counters()
-        weights = Weights(checkpoint, adapters)
+        self.counters, self.arithmetic = Counters(), arithmetic or Arithmetic()
+        weights = Weights(checkpoint, adapters, self.arithmetic)
         self.embedding = weights.linear(config.embedding)
         self.head = self.embedding if config.head == config.embedding else weights.linear(config.head)
         self.final_norm = weights.vector(config.final_norm)
@@ -132,7 +134,9 @@ class ReferenceDecoder:
 
     def _executors(self, kind: Any) -> dict[int, Executor[Array]]:
         return {
-            layer: make_executor(kind, store, self.plan.slots, self._prefetcher, self.counters)
+            layer: make_executor(
+                kind, store, self.plan.slots, self._prefetcher, self.counters, self.arithmetic.run_experts
+            )
             for layer, store in self._files.stores.items()
         }
 
@@ -243,7 +247,7 @@ class ReferenceDecoder:
         """[PRE-007] Every position predicts from the executed experts; only the newest prediction is kept."""
         before = self.state.executed.get(owner.layer, np.full(routing.experts.shape[1], -1))
         features = build_features(x, routing.experts, shift(routing.experts, before), owner.num_experts)
-        logits = predict(head, features)
+        logits = predict(head, features, self.arithmetic.linear)
         consumer = self.layers[owner.layer + 1].mlp
         assert isinstance(consumer, Moe)  # [PRE-012] no adapter with a head for another kind of layer was opened
         self.observe("prediction_logits", consumer.layer, logits)

@@ -17,17 +17,18 @@ COEFFICIENT_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 @dataclass(frozen=True)
 class Piece:
-    """One of an expert's nine ranges: expert e's bytes start at `offset + e * nbytes` of `path`."""
+    """A range of an expert: expert e's `nbytes` bytes start at `offset + e * stride` of `path`. A stride of 0 is nbytes."""
 
     tensor: str
     path: Path
     offset: int
     nbytes: int
     slot_offset: int
+    stride: int = 0
 
 
 class FileExpertStore:
-    """[STO-011] One layer's routed experts, read as nine ranges that may lie in different shards."""
+    """[STO-011] One layer's routed experts, read as ranges: nine in a checkpoint, which may lie in different shards."""
 
     def __init__(
         self,
@@ -39,7 +40,7 @@ class FileExpertStore:
     ) -> None:
         self.layer, self._num_experts, self._layout = layer, num_experts, layout
         self._pieces, self._readers = pieces, readers
-        self._first_coefficient = min(p.slot_offset for p in pieces if not p.tensor.endswith(".weight"))
+        self._first_coefficient = next(offset for _, part, _, offset, _ in layout.pieces() if part != "weight")
 
     @property
     def num_experts(self) -> int:
@@ -59,7 +60,7 @@ class FileExpertStore:
         for piece in self._pieces:
             target = view[piece.slot_offset : piece.slot_offset + piece.nbytes]
             try:
-                self._readers[piece.path].read_into(piece.offset + expert * piece.nbytes, target)
+                self._readers[piece.path].read_into(piece.offset + expert * (piece.stride or piece.nbytes), target)
             except OSError as error:
                 raise ReadError(
                     f"layer {self.layer} expert {expert}: reading {piece.tensor} from {piece.path} failed: {error}"
@@ -78,7 +79,7 @@ class FileExpertStore:
 
 
 class ExpertFiles:
-    """All layers' stores over one set of open files."""
+    """All layers' stores over one set of open files: the checkpoint's own shards."""
 
     def __init__(self, checkpoint: Checkpoint, mode: ReadMode) -> None:
         self._readers: dict[Path, RangeReader] = {}

@@ -5,12 +5,13 @@ executed for the token before. What it predicts is the routing of layer N + 1 fo
 Source of the architecture: edge0 (arXiv 2609.18063).
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 from jaxtyping import Float32, Int64
 
-from edge0_ref.contract import PrerouterHead, RouterSpec, Routing, SigmoidGroup
+from edge0_ref.contract import Array, PrerouterHead, RouterSpec, Routing, SigmoidGroup
 from edge0_ref.errors import ShapeError
 from edge0_ref.functions import gelu
 from edge0_ref.lora import linear
@@ -18,13 +19,19 @@ from edge0_ref.router import route
 
 
 def predict(
-    head: PrerouterHead, features: Float32[np.ndarray, "tokens features"]
+    head: PrerouterHead,
+    features: Float32[np.ndarray, "tokens features"],
+    multiply: Callable[[Array, Array], Array] | None = None,
 ) -> Float32[np.ndarray, "tokens experts"]:
-    """[PRE-001] logits = linear f + fc2 gelu(fc1 f), the two parts added in float64 and rounded once."""
+    """[PRE-001] logits = linear f + fc2 gelu(fc1 f), the two parts added in float64 and rounded once.
+
+    multiply: x, weight -> x weight^T, if not as the reference does.
+    """
     if features.shape[1] != head.fc1.shape[1]:
         raise ShapeError(f"prerouter: {features.shape[1]} features, the head takes {head.fc1.shape[1]}")
-    direct = linear(features, head.linear)
-    learned = linear(gelu(linear(features, head.fc1)), head.fc2)
+    multiply = multiply or linear
+    direct = multiply(features, head.linear)
+    learned = multiply(gelu(multiply(features, head.fc1)), head.fc2)
     logits: Float32[np.ndarray, "tokens experts"] = (direct.astype(np.float64) + learned).astype(np.float32)
     return logits
 

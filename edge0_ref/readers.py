@@ -2,9 +2,10 @@
 
 mmap    pages come through the page cache on first touch; the kernel decides how much to read.
 pread   one system call copies a range through the page cache.
-direct  O_DIRECT goes past the page cache: offset, length and memory must be aligned, so a range is read as whole
-        blocks into a scratch buffer and its bytes are copied out. Where a file system refuses O_DIRECT the mode is
-        an error, not a silent pread. macOS has no O_DIRECT; there it is pread with F_NOCACHE.
+direct  O_DIRECT goes past the page cache: offset, length and memory must be aligned. Where they are, bytes go
+        straight to where they are wanted; where not, a range is read as whole blocks into a scratch buffer and copied
+        out. Where a file system refuses O_DIRECT the mode is an error, not a silent pread. macOS has no O_DIRECT;
+        there it is pread with F_NOCACHE.
 """
 
 import errno
@@ -17,7 +18,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from edge0_ref.contract import ReadMode
+import numpy as np
+
+from edge0_ref.contract import Array, ReadMode
 from edge0_ref.errors import CheckpointError, ReadError
 
 BLOCK = 4096
@@ -90,8 +93,22 @@ class MmapReader:
         os.close(self._file)
 
 
+def page_rows(count: int, nbytes: int) -> Array:
+    """uint8 [count, nbytes], contiguous, from the start of a page: each row is aligned if it is whole blocks long."""
+    memory = np.empty(count * nbytes + BLOCK, np.uint8)
+    first = -memory.ctypes.data % BLOCK
+    return memory[first : first + count * nbytes].reshape(count, nbytes)
+
+
+def is_aligned(offset: int, buffer: memoryview) -> bool:
+    """Whether a direct read of this range can fill this buffer without a copy."""
+    if offset % BLOCK or len(buffer) % BLOCK or not len(buffer):
+        return False
+    return int(np.frombuffer(buffer, np.uint8).ctypes.data) % BLOCK == 0
+
+
 class DirectReader:
-    """Reads past the page cache, through one aligned scratch buffer per thread."""
+    """Reads past the page cache: straight into aligned memory, else through one scratch buffer per thread."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECT", 0))
@@ -102,16 +119,23 @@ class DirectReader:
             fcntl.fcntl(self._file, fcntl.F_NOCACHE, 1)
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
+        if is_aligned(offset, buffer):
+            self._read_blocks(offset, buffer, len(buffer))
+            return
         first = offset // BLOCK * BLOCK
         wanted = offset + len(buffer) - first
         scratch = self._aligned(-(-wanted // BLOCK) * BLOCK)
+        self._read_blocks(first, scratch, wanted)
+        buffer[:] = scratch[offset - first : wanted]
+
+    def _read_blocks(self, first: int, blocks: memoryview, wanted: int) -> None:
+        """Fill whole blocks, of which `wanted` bytes must be there."""
         done = 0
         while done < wanted:
-            count = os.preadv(self._file, [scratch[done:]], first + done)
+            count = os.preadv(self._file, [blocks[done:]], first + done)
             done += count
             if done < wanted and (count == 0 or count % BLOCK):
                 raise OSError(errno.EIO, f"the file ends {wanted - done} bytes early at byte {first + done}")
-        buffer[:] = scratch[offset - first : wanted]
 
     def _aligned(self, size: int) -> memoryview:
         held = getattr(self._scratch, "map", None)

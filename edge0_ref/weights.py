@@ -1,12 +1,12 @@
 """Resident weights: what stays in memory for the whole run, each linear layer with its LoRA beside it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from jaxtyping import Float32
 
 from edge0_ref.adapters import Adapters
-from edge0_ref.bits import widen
+from edge0_ref.arithmetic import Arithmetic
 from edge0_ref.checkpoint import Checkpoint
 from edge0_ref.contract import Array, Lora, QuantizedMatrix
 from edge0_ref.dequant import dequantize
@@ -19,25 +19,23 @@ class Linear:
 
     weight: QuantizedMatrix | Array
     lora: Lora | None = None
+    arithmetic: Arithmetic = field(default_factory=Arithmetic)
 
     def __call__(self, x: Float32[np.ndarray, "tokens cols"]) -> Float32[np.ndarray, "tokens rows"]:
-        return linear(x, self.weight, self.lora)
+        return self.arithmetic.linear(x, self.weight, self.lora)
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Reads resident weights of a checkpoint. Coefficients are widened once, here, instead of at every use."""
+    """Reads resident weights of a checkpoint, for those who will compute with `arithmetic`."""
 
     checkpoint: Checkpoint
     adapters: Adapters
+    arithmetic: Arithmetic = field(default_factory=Arithmetic)
 
     def linear(self, module: str) -> Linear:
-        weight = self.checkpoint.matrix(module)
-        if isinstance(weight, QuantizedMatrix):
-            weight = QuantizedMatrix(
-                weight.packed, widen(weight.scales), widen(weight.biases), weight.bits, weight.group_size
-            )
-        return Linear(weight, self.adapters.loras.get(module))
+        weight = self.arithmetic.stored(self.checkpoint.matrix(module))
+        return Linear(weight, self.adapters.loras.get(module), self.arithmetic)
 
     def dense(self, module: str) -> Float32[np.ndarray, "rows cols"]:
         """[DEC-062] A linear layer's weights as numbers, for a mixer that does not multiply it by activations.

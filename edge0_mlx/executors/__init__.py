@@ -3,16 +3,17 @@
 They differ in what stays in memory and when it is read, never in what is computed.
 """
 
-import mlx.core as mx
-
 from edge0_mlx.device import Device
 from edge0_mlx.executors.exact import ExactExecutor
 from edge0_mlx.executors.hot import HotExecutor
 from edge0_mlx.executors.staged import StagedExecutor
 from edge0_mlx.executors.whole_layer import WholeLayerExecutor
 from edge0_mlx.slots import Evaluations
-from edge0_ref.contract import Counters, Executor, ExecutorKind, ExpertStore
+from edge0_ref.contract import Counters, ExecutorKind, ExpertStore
 from edge0_ref.prefetch import Prefetcher
+
+
+MlxExecutor = ExactExecutor | StagedExecutor | WholeLayerExecutor
 
 
 def make_executor(
@@ -23,7 +24,7 @@ def make_executor(
     counters: Counters,
     device: Device,
     evaluations: Evaluations,
-) -> Executor[mx.array]:
+) -> MlxExecutor:
     """An executor over `store`; `slots` matters to staged and hot. Its results are graphs that `evaluations` runs."""
     match kind:
         case "exact":
@@ -36,4 +37,4 @@ def make_executor(
             return WholeLayerExecutor(store, prefetcher, counters, device, evaluations)
 
 
-__all__ = ["ExactExecutor", "HotExecutor", "StagedExecutor", "WholeLayerExecutor", "make_executor"]
+__all__ = ["ExactExecutor", "HotExecutor", "MlxExecutor", "StagedExecutor", "WholeLayerExecutor", "make_executor"]

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -13,6 +14,18 @@ from edge0_ref.contract import Array, Counters, ExpertStore, Routing
 
 SORT_FROM = 64  # places: from here on a call runs them expert by expert
 SORT_UP_TO = 32768  # places: beyond, sorted gathers of some MLX versions are wrong
+
+
+class Held(NamedTuple):
+    """One token's experts, all in slots: slots uint32 [k] of a bank."""
+
+    bank: Bank
+    slots: mx.array
+
+
+def bank_slots(slot_of: Mapping[int, int], routing: Routing) -> mx.array:
+    """The slots of a single token's experts, best first."""
+    return mx.array([slot_of[expert] for expert in routing.experts[0].tolist()], mx.uint32)
 
 
 class CallGraph:
@@ -27,9 +40,9 @@ class CallGraph:
     def add(self, bank: Bank, slot_of: Mapping[int, int]) -> mx.array:
         """[EXE-002] Run a group at the places (token, rank) that use it."""
         experts = self._routing.experts
-        if len(experts) == 1 and slot_of.keys() >= set(chosen := experts[0].tolist()):
-            slots = mx.array([slot_of[expert] for expert in chosen], mx.uint32)
-            self._token = bank.run_token(self._x, slots, mx.array(self._routing.weights))
+        if len(experts) == 1 and slot_of.keys() >= set(experts[0].tolist()):
+            weights = mx.array(self._routing.weights)
+            self._token = bank.run_token(self._x, bank_slots(slot_of, self._routing), weights)
             return self._token
         table = np.full(int(experts.max()) + 1, -1, np.int32)
         table[list(slot_of)] = list(slot_of.values())
@@ -80,6 +93,10 @@ class ExactExecutor:
             self._bank.publish(0)
             self._evaluations.reads_slots_of(self, graph.add(self._bank, {expert: 0}))
         return graph.result()
+
+    def hold(self, routing: Routing) -> Held | None:
+        """Never: one slot holds one expert."""
+        return None
 
     def release_hints(self) -> None:
         pass

@@ -1,11 +1,11 @@
 """Staged: a pool of slots filled ahead of time, where an expert that is wanted again is not read again."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import mlx.core as mx
 
 from edge0_mlx.device import Device
-from edge0_mlx.executors.exact import CallGraph
+from edge0_mlx.executors.exact import CallGraph, Held, bank_slots
 from edge0_mlx.slots import Bank, Evaluations
 from edge0_ref.contract import Counters, ExpertStore, Routing
 from edge0_ref.errors import BudgetError
@@ -54,7 +54,27 @@ class StagedExecutor:
 
     def __call__(self, x: mx.array, routing: Routing) -> mx.array:
         """[EXE-011] Run resident experts and missing ones together, or as many at a time as there are slots."""
-        graph, group = CallGraph(x, routing), dict[int, int]()
+        graph = CallGraph(x, routing)
+        for bank, group in self._groups(routing):
+            self._evaluations.reads_slots_of(self, graph.add(bank, group))
+        return graph.result()
+
+    def hold(self, routing: Routing) -> Held | None:
+        """What a call would run, for a graph that reaches beyond this layer's experts; None if that takes several groups.
+
+        With 2K slots it takes one, whatever is resident: the same function then runs every token.
+        """
+        if routing.tokens > 1 or 2 * routing.experts.shape[1] > self._slots or (self._bank and self._bank.copies):
+            return None
+        ((bank, group),) = self._groups(routing)
+        return Held(bank, bank_slots(group, routing))
+
+    def _groups(self, routing: Routing) -> Iterator[tuple[Bank, dict[int, int]]]:
+        """Expert -> slot of all experts of a call, in groups that are in slots at the same time.
+
+        A group's graph must be built before the next group is asked for: its slots may then be given away.
+        """
+        group = dict[int, int]()
         ready, missing = self._table.begin_call(routing.distinct())
         try:
             while ready or missing:
@@ -62,7 +82,7 @@ class StagedExecutor:
                 if missing and not placements and not ready:
                     self._table.release_hints()  # a hint never stands in the way of a call
                 if placements and {placement.slot for placement in placements} & set(group.values()):
-                    self._add(graph, group)
+                    yield self._allocated(), group
                     group = {}
                 for placement in placements:
                     self._read(placement, "now")
@@ -72,12 +92,12 @@ class StagedExecutor:
                 ready, missing = [p.expert for p in placements], missing[len(placements) :]
         finally:
             self._table.finish_call()
-        self._add(graph, group)
-        return graph.result()
+        yield self._allocated(), group
 
-    def _add(self, graph: CallGraph, group: dict[int, int]) -> None:
-        assert self._bank is not None
-        self._evaluations.reads_slots_of(self, graph.add(self._bank, group))
+    def _allocated(self) -> Bank:
+        if self._bank is None:
+            self._bank = Bank(self._store, self._slots, self._device)
+        return self._bank
 
     def release_hints(self) -> None:
         """A new turn: what was predicted for the old one pins nothing."""
@@ -98,9 +118,7 @@ class StagedExecutor:
             self._reads[placement.slot].abandon()
         self._evaluations.settle(self)
         self._ahead.discard(placement.expert)
-        if self._bank is None:
-            self._bank = Bank(self._store, self._slots, self._device)
-        slot = self._bank.slots[placement.slot]
+        slot = self._allocated().slots[placement.slot]
         self._reads[placement.slot] = self._prefetcher.submit(slot, placement.expert, slot.bytes, urgency)
         self.counters.reads += 1
         self.counters.bytes_read += slot.bytes.nbytes
@@ -110,7 +128,7 @@ class StagedExecutor:
         slot = self._table.slot_of[expert]
         if slot in self._reads:
             self._end_read(expert, slot)
-        if expert in self._ahead:
+        if self._ahead and expert in self._ahead:
             self._ahead.remove(expert)
             self.counters.read_ahead += 1
         elif self._table.was_resident(expert):
@@ -119,7 +137,6 @@ class StagedExecutor:
         return slot
 
     def _end_read(self, expert: int, slot: int) -> None:
-        assert self._bank is not None
         try:
             self.counters.wait_seconds += self._reads[slot].wait()
         except BaseException:
@@ -127,4 +144,4 @@ class StagedExecutor:
             self._ahead.discard(expert)
             raise
         del self._reads[slot]
-        self._bank.publish(slot)
+        self._allocated().publish(slot)

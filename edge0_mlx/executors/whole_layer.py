@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 
 import mlx.core as mx
+import numpy as np
 
 from edge0_mlx.device import Device
-from edge0_mlx.executors.exact import CallGraph
+from edge0_mlx.executors.exact import CallGraph, Held
 from edge0_mlx.slots import Bank, Evaluations
 from edge0_ref.contract import Counters, ExpertStore, Routing
 from edge0_ref.prefetch import Prefetcher, Read
@@ -47,8 +48,19 @@ class WholeLayerExecutor:
         return self._bank
 
     def __call__(self, x: mx.array, routing: Routing) -> mx.array:
-        graph, bank, experts = CallGraph(x, routing), self._load(), routing.distinct()
-        for expert in experts:
+        graph, bank = CallGraph(x, routing), self._wait(routing)
+        self._evaluations.reads_slots_of(self, graph.add(bank, {expert: expert for expert in routing.distinct()}))
+        return graph.result()
+
+    def hold(self, routing: Routing) -> Held | None:
+        """[EXE-040] An expert's slot is its id."""
+        if routing.tokens > 1 or self._load().copies:
+            return None
+        return Held(self._wait(routing), mx.array(routing.experts[0].astype(np.uint32)))
+
+    def _wait(self, routing: Routing) -> Bank:
+        bank = self._load()
+        for expert in routing.distinct():
             try:
                 self.counters.wait_seconds += self._reads[expert].wait()
             except BaseException:
@@ -60,8 +72,7 @@ class WholeLayerExecutor:
                 self._used.add(expert)
                 self.counters.read_ahead += 1
                 bank.publish(expert)
-        self._evaluations.reads_slots_of(self, graph.add(bank, {expert: expert for expert in experts}))
-        return graph.result()
+        return bank
 
     def release_hints(self) -> None:
         pass

@@ -54,6 +54,12 @@ def rotary_angles(positions: Array, size: int, theta: float) -> Float64[np.ndarr
     return positions[:, None].astype(np.float64) * frequencies
 
 
+def cos_and_sin(angles: Float64[np.ndarray, "tokens half"]) -> tuple[mx.array, mx.array]:
+    """Both [tokens, 1, half], float32 of float64 values."""
+    cos, sin = (turned(angles)[:, None].astype(np.float32) for turned in (np.cos, np.sin))
+    return mx.array(cos), mx.array(sin)
+
+
 def rotate_halves(
     x: Float[mx.array, "*batch tokens heads size"], cos: mx.array, sin: mx.array
 ) -> Float[mx.array, "*batch tokens heads size"]:
@@ -79,15 +85,14 @@ class Attention:
     def angles(self, first: int, tokens: int) -> tuple[mx.array, mx.array]:
         """cos and sin of the positions from `first` on, [tokens, 1, half]."""
         positions = np.arange(first, first + tokens)
-        turned = rotary_angles(positions, self.config.rotary_size, self.config.rope_theta)[:, None]
-        return mx.array(np.cos(turned).astype(np.float32)), mx.array(np.sin(turned).astype(np.float32))
+        return cos_and_sin(rotary_angles(positions, self.config.rotary_size, self.config.rope_theta))
 
     def __call__(self, x: Activations, cache: KeyValueCache) -> tuple[Activations, KeyValueCache]:
-        q, k, v, gate = self.project(x, *self.angles(cache.length, x.shape[0]))
-        cache = cache.append(k, v)
-        return self.output(self.attend(q, cache), gate), cache
+        begun = self.project(x, *self.angles(cache.length, x.shape[0]))
+        attended, gate, cache = self.attend(begun, cache)
+        return self.output(attended, gate), cache
 
-    def project(self, x: Activations, cos: mx.array, sin: mx.array) -> tuple[mx.array, mx.array, mx.array, mx.array]:
+    def project(self, x: Activations, cos: mx.array, sin: mx.array) -> tuple[mx.array, ...]:
         """Queries, keys, values [1, heads, tokens, size], rotated, and the gate [tokens, heads * size]."""
         config, tokens = self.config, x.shape[0]
         queries, keys, values = self.qkv_proj(x)
@@ -98,10 +103,12 @@ class Attention:
         k = rotate_halves(rms_norm(keys, self.k_norm, self.epsilon), cos, sin)
         return q.swapaxes(1, 2), k.swapaxes(1, 2), values.swapaxes(1, 2), gate.reshape(tokens, -1)
 
-    def attend(self, q: mx.array, cache: KeyValueCache) -> mx.array:
+    def attend(self, begun: tuple[mx.array, ...], cache: KeyValueCache) -> tuple[mx.array, mx.array, KeyValueCache]:
         """[1, heads, tokens, size] of what each query sees: the part whose shapes grow with the text."""
+        q, k, v, gate = begun
+        cache = cache.append(k, v)
         keys, values = cache.keys[:, :, : cache.length], cache.values[:, :, : cache.length]
-        return kernels.causal_attention(q, keys, values, self.config.head_size**-0.5)
+        return kernels.causal_attention(q, keys, values, self.config.head_size**-0.5), gate, cache
 
     def output(self, attended: mx.array, gate: mx.array) -> Activations:
         tokens = gate.shape[0]

@@ -222,6 +222,45 @@ def step(
     )
 
 
+@command
+def synth(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="qwen3.6-35b-a3b or ling-3.0-tiny.")],
+    out: Annotated[str | None, typer.Option(metavar="DIR", help="The folder to make.")] = None,
+    layers: Annotated[int | None, typer.Option(help="Layers; default: all.")] = None,
+    experts: Annotated[int | None, typer.Option(help="Experts a layer; default: as published.")] = None,
+    set_fields: Annotated[
+        list[str] | None, typer.Option("--set", metavar="FIELD=N", help="Change a field of config.json; may be repeated.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="The same seed, the same bytes.")] = 0,
+    tokenizer: Annotated[bool, typer.Option("--tokenizer", help="A tokenizer too, one token a byte.")] = False,
+    adapters: Annotated[bool, typer.Option(help="Prerouter heads and LoRA of the published shape.")] = True,
+    json: Json = False,
+) -> None:
+    """Write a checkpoint of a published model's names, shapes and dtypes, with random weights."""
+    from json import dumps
+
+    from edge0_ref.app.synth import run_synth
+
+    changes = choose_fields(set_fields or [], num_hidden_layers=layers, num_experts=experts)
+    made = run_synth(name, out, changes, seed, tokenizer=tokenizer, adapters=adapters)
+    tell(f"{made['model']}: {made['bytes']:,} bytes in {made['files']} files, {made['seconds']} s, {made['gb_s']} GB/s")
+    if json:
+        print(dumps(made))
+
+
+def choose_fields(texts: list[str], **named: int | None) -> dict[str, int]:
+    """Fields of config.json to change. Raises UsageError."""
+    from edge0_ref.errors import UsageError
+
+    fields = {name: value for name, value in named.items() if value is not None}
+    for text in texts:
+        name, _, value = text.partition("=")
+        if not value.isdecimal():
+            raise UsageError(f"--set {text!r}: wanted a field and a whole number, num_experts=512")
+        fields[name] = int(value)
+    return fields
+
+
 def choose_prompt(text: str | None, ids: str | None) -> str | list[int]:
     """The one prompt that was given. Raises UsageError."""
     from edge0_ref.errors import UsageError

@@ -4,7 +4,8 @@ They differ in what stays in memory and when it is read, never in what is comput
 """
 
 from edge0_ref.contract import Array, Counters, Executor, ExecutorKind, ExpertStore
-from edge0_ref.executors.exact import ExactExecutor
+from edge0_ref.executors.bank import RunExperts
+from edge0_ref.executors.exact import ExactExecutor, run_each
 from edge0_ref.executors.hot import HotExecutor
 from edge0_ref.executors.staged import StagedExecutor
 from edge0_ref.executors.whole_layer import WholeLayerExecutor
@@ -12,19 +13,27 @@ from edge0_ref.prefetch import Prefetcher
 
 
 def make_executor(
-    kind: ExecutorKind, store: ExpertStore, slots: int, prefetcher: Prefetcher, counters: Counters | None = None
+    kind: ExecutorKind,
+    store: ExpertStore,
+    slots: int,
+    prefetcher: Prefetcher,
+    counters: Counters | None = None,
+    run: RunExperts = run_each,
 ) -> Executor[Array]:
-    """An executor over `store`; `slots` matters to staged and hot. Reads are added to `counters`."""
+    """An executor over `store`; `slots` matters to staged and hot. Reads are added to `counters`.
+
+    run: how experts whose bytes are there are computed.
+    """
     counters = Counters() if counters is None else counters
     match kind:
         case "exact":
-            return ExactExecutor(store, counters)
+            return ExactExecutor(store, counters, run)
         case "staged":
-            return StagedExecutor(store, slots, prefetcher, counters)
+            return StagedExecutor(store, slots, prefetcher, counters, run)
         case "hot":
-            return HotExecutor(store, slots, prefetcher, counters)
+            return HotExecutor(store, slots, prefetcher, counters, run)
         case "whole_layer":
-            return WholeLayerExecutor(store, prefetcher, counters)
+            return WholeLayerExecutor(store, prefetcher, counters, run)
 
 
 __all__ = ["ExactExecutor", "HotExecutor", "StagedExecutor", "WholeLayerExecutor", "make_executor"]

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edge0_ref.contract import Array, Counters, Expert, ExpertStore, Routing
+from edge0_ref.contract import Array, Counters, ExpertStore, Routing
 from edge0_ref.errors import BudgetError
-from edge0_ref.executors.exact import run_into
+from edge0_ref.executors.bank import Bank, RunExperts, empty_bank
+from edge0_ref.executors.exact import run_each
 from edge0_ref.experts import combine
 from edge0_ref.prefetch import Prefetcher, Read, Urgency
 from edge0_ref.residency import Placement, Policy, SlotTable
@@ -22,16 +23,23 @@ class StagedExecutor:
 
     policy: Policy = "least_recent"
 
-    def __init__(self, store: ExpertStore, slots: int, prefetcher: Prefetcher, counters: Counters) -> None:
+    def __init__(
+        self,
+        store: ExpertStore,
+        slots: int,
+        prefetcher: Prefetcher,
+        counters: Counters,
+        run: RunExperts = run_each,
+    ) -> None:
         if slots < 1:
             raise BudgetError(f"an executor with {slots} slots, wanted at least 1")
         self._store, self._prefetcher, self.counters, self._slots = store, prefetcher, counters, slots
+        self._run = run
         self._start_empty()
 
     def _start_empty(self) -> None:
         self._table = SlotTable(self._slots, self.policy)
-        self._bank: Array | None = None  # allocated by the first read
-        self._experts: list[Expert] = []  # views of the bank's slots: they follow the bytes
+        self._bank: Bank | None = None  # allocated by the first read
         self._reads: dict[int, Read] = {}  # slot -> its last read
         self._ahead: set[int] = set()  # read ahead and not used since
 
@@ -56,9 +64,8 @@ class StagedExecutor:
                     self._table.release_hints()  # a hint never stands in the way of a call
                 for placement in placements:
                     self._read(placement, "now")
-                for expert in ready:
-                    self._wait(expert)
-                    run_into(outputs, x, uses[expert], self._experts[self._table.slot_of[expert]])
+                if ready and self._bank is not None:
+                    self._run(outputs, x, ((uses[expert], self._wait(expert)) for expert in ready), self._bank)
                 self.counters.on_demand += len(placements)
                 ready, missing = [p.expert for p in placements], missing[len(placements) :]
         finally:
@@ -80,16 +87,17 @@ class StagedExecutor:
             self._reads[placement.slot].abandon()
         self._ahead.discard(placement.expert)
         if self._bank is None:
-            self._bank = np.empty((self._slots, self._store.layout.nbytes), np.uint8)
-            self._experts = [self._store.layout.view(slot) for slot in self._bank]
+            self._bank = empty_bank(self._store.layout, self._slots)
         slot = self._bank[placement.slot]
         self._reads[placement.slot] = self._prefetcher.submit(self._store, placement.expert, slot, urgency)
         self.counters.reads += 1
         self.counters.bytes_read += slot.nbytes
 
-    def _wait(self, expert: int) -> None:
+    def _wait(self, expert: int) -> int:
+        """The slot of an expert, once its bytes are there."""
+        slot = self._table.slot_of[expert]
         try:
-            self.counters.wait_seconds += self._reads[self._table.slot_of[expert]].wait()
+            self.counters.wait_seconds += self._reads[slot].wait()
         except BaseException:
             self._table.forget(expert)  # the slot holds no expert; the next call reads again
             self._ahead.discard(expert)
@@ -100,3 +108,4 @@ class StagedExecutor:
         elif self._table.was_resident(expert):
             self.counters.hits += 1
         self._table.use(expert)
+        return slot

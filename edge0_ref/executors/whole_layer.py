@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from edge0_ref.contract import Array, Counters, ExpertStore, Routing
-from edge0_ref.executors.exact import run_into
+from edge0_ref.executors.bank import Bank, RunExperts, empty_bank
+from edge0_ref.executors.exact import run_each
 from edge0_ref.experts import combine
 from edge0_ref.prefetch import Prefetcher, Read
 
@@ -13,9 +14,11 @@ from edge0_ref.prefetch import Prefetcher, Read
 class WholeLayerExecutor:
     """[EXE-040] The first hint or call reads all experts in ascending order; `close` gives the memory back."""
 
-    def __init__(self, store: ExpertStore, prefetcher: Prefetcher, counters: Counters) -> None:
-        self._store, self._prefetcher, self.counters = store, prefetcher, counters
-        self._bank: Array | None = None
+    def __init__(
+        self, store: ExpertStore, prefetcher: Prefetcher, counters: Counters, run: RunExperts = run_each
+    ) -> None:
+        self._store, self._prefetcher, self.counters, self._run = store, prefetcher, counters, run
+        self._bank: Bank | None = None
         self._reads: list[Read] = []
         self._used: set[int] = set()
 
@@ -26,32 +29,35 @@ class WholeLayerExecutor:
     def prepare(self, experts: Sequence[int]) -> None:
         self._load()
 
-    def _load(self) -> Array:
+    def _load(self) -> Bank:
         if self._bank is None:
-            self._bank = np.empty((self._store.num_experts, self._store.layout.nbytes), np.uint8)
+            self._bank = empty_bank(self._store.layout, self._store.num_experts)
             self._reads = [
-                self._prefetcher.submit(self._store, expert, slot, "ahead") for expert, slot in enumerate(self._bank)
+                self._prefetcher.submit(self._store, expert, slot, "ahead") for expert, slot in enumerate(self._bank.memory)
             ]
             self.counters.reads += len(self._reads)
-            self.counters.bytes_read += self._bank.nbytes
+            self.counters.bytes_read += self._bank.memory.nbytes
         return self._bank
 
     def __call__(self, x: Array, routing: Routing) -> Array:
         outputs = np.empty((routing.tokens, routing.experts.shape[1], x.shape[1]), np.float32)
         bank = self._load()
-        for expert, uses in routing.uses().items():
-            try:
-                self.counters.wait_seconds += self._reads[expert].wait()
-            except BaseException:
-                self.close()
-                raise
-            run_into(outputs, x, uses, self._store.layout.view(bank[expert]))
-            if expert in self._used:
-                self.counters.hits += 1
-            else:
-                self._used.add(expert)
-                self.counters.read_ahead += 1
+        self._run(outputs, x, ((uses, self._wait(expert)) for expert, uses in routing.uses().items()), bank)
         return combine(outputs, routing.weights)
+
+    def _wait(self, expert: int) -> int:
+        """The slot of an expert, once its bytes are there."""
+        try:
+            self.counters.wait_seconds += self._reads[expert].wait()
+        except BaseException:
+            self.close()
+            raise
+        if expert in self._used:
+            self.counters.hits += 1
+        else:
+            self._used.add(expert)
+            self.counters.read_ahead += 1
+        return expert
 
     def release_hints(self) -> None:
         pass

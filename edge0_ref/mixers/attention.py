@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float32, Float64
 
-from edge0_ref import kernels
 from edge0_ref.config import AttentionConfig
 from edge0_ref.contract import Array
 from edge0_ref.functions import sigmoid
@@ -65,7 +64,7 @@ class Attention:
     """[DEC-010] One attention layer's weights; the state is a KeyValueCache."""
 
     def __init__(self, weights: Weights, path: str, config: AttentionConfig, epsilon: float) -> None:
-        self.config, self.epsilon = config, epsilon
+        self.config, self.epsilon, self.arithmetic = config, epsilon, weights.arithmetic
         self.q_proj, self.k_proj = weights.linear(f"{path}.q_proj"), weights.linear(f"{path}.k_proj")
         self.v_proj, self.o_proj = weights.linear(f"{path}.v_proj"), weights.linear(f"{path}.o_proj")
         self.q_norm, self.k_norm = weights.vector(f"{path}.q_norm.weight"), weights.vector(f"{path}.k_norm.weight")
@@ -84,8 +83,8 @@ class Attention:
         gate = queries[:, :, 1].reshape(tokens, -1)
         k = self._normalized(self.k_proj(x).reshape(tokens, config.kv_heads, -1), self.k_norm, angles)
         cache.append(k, self.v_proj(x).reshape(tokens, config.kv_heads, -1))
-        attended = np.empty_like(q)
-        kernels.causal_attention(q, cache.keys, cache.values, first, config.head_size**-0.5, attended)
+        scale, size = config.head_size**-0.5, config.head_size
+        attended = self.arithmetic.causal_attention(q, cache.keys, cache.values, first, scale, size)
         return self.o_proj(attended.reshape(tokens, -1) * sigmoid(gate))
 
     def _normalized(self, x: Array, weight: Array, angles: Array) -> Array:

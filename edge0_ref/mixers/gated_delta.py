@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float32
 
-from edge0_ref import kernels
 from edge0_ref.config import GatedDeltaConfig
 from edge0_ref.contract import Array
 from edge0_ref.functions import l2_normalize, sigmoid, silu, softplus
@@ -40,7 +39,7 @@ class GatedDelta:
     """[DEC-020] One gated delta net layer's weights; the state is a DeltaState."""
 
     def __init__(self, weights: Weights, path: str, config: GatedDeltaConfig, epsilon: float) -> None:
-        self.config, self.epsilon = config, epsilon
+        self.config, self.epsilon, self.arithmetic = config, epsilon, weights.arithmetic
         self.in_proj_qkv, self.in_proj_z = weights.linear(f"{path}.in_proj_qkv"), weights.linear(f"{path}.in_proj_z")
         self.in_proj_a, self.in_proj_b = weights.linear(f"{path}.in_proj_a"), weights.linear(f"{path}.in_proj_b")
         self.out_proj = weights.linear(f"{path}.out_proj")
@@ -61,17 +60,14 @@ class GatedDelta:
         beta = sigmoid(self.in_proj_b(x))
         decay = decay_of(self.in_proj_a(x), self.a_log, self.dt_bias)
         per_channel = np.repeat(decay[:, :, None], config.key_size, axis=2)
-        y = np.empty((tokens, config.value_heads, config.value_size), np.float32)
-        kernels.delta_rule(q, k, v, beta, per_channel, state.memory, y)
+        y = self.arithmetic.delta_rule(q, k, v, beta, per_channel, state.memory)
         gate = silu(self.in_proj_z(x))
         return self.out_proj(rms_norm(y, self.norm, self.epsilon).reshape(tokens, -1) * gate)
 
     def _convolved(self, x: Activations, state: DeltaState) -> tuple[Array, Array, Array]:
         """[DEC-020] Project, convolve, silu; split into q, k [tokens, key_heads, key_size] and v."""
         config, tokens = self.config, x.shape[0]
-        raw = self.in_proj_qkv(x)
-        mixed = np.empty_like(raw)
-        kernels.causal_conv(raw, self.taps, state.conv, mixed)
+        mixed = self.arithmetic.causal_conv(self.in_proj_qkv(x), self.taps, state.conv)
         keys = config.key_heads * config.key_size
         q, k, v = np.split(silu(mixed), [keys, 2 * keys], axis=1)
         by_key = (tokens, config.key_heads, config.key_size)

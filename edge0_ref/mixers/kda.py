@@ -6,7 +6,6 @@ Source: Kimi Linear (arXiv 2510.26692), in the form of Ling 3.0 with its bounded
 import numpy as np
 from jaxtyping import Float32
 
-from edge0_ref import kernels
 from edge0_ref.config import KdaConfig
 from edge0_ref.contract import Array
 from edge0_ref.functions import l2_normalize, sigmoid, silu
@@ -38,7 +37,7 @@ class Kda:
     """
 
     def __init__(self, weights: Weights, path: str, config: KdaConfig, epsilon: float) -> None:
-        self.config, self.epsilon = config, epsilon
+        self.config, self.epsilon, self.arithmetic = config, epsilon, weights.arithmetic
         self.qkv = [weights.linear(f"{path}.{name}_proj") for name in ("q", "k", "v")]
         self.f_proj, self.b_proj = weights.linear(f"{path}.f_proj"), weights.linear(f"{path}.b_proj")
         self.g_proj, self.o_proj = weights.linear(f"{path}.g_proj"), weights.linear(f"{path}.o_proj")
@@ -60,15 +59,13 @@ class Kda:
         q = l2_normalize(q, config.head_size**-0.5, L2_EPSILON)
         k = l2_normalize(k, 1.0, L2_EPSILON)
         decay = channel_decay(self.f_proj(x).reshape(v.shape), self.a_log, self.dt_bias, config.lower_bound)
-        y = np.empty_like(v)
-        kernels.delta_rule(q, k, v, sigmoid(self.b_proj(x)), decay, state.memory, y)
+        y = self.arithmetic.delta_rule(q, k, v, sigmoid(self.b_proj(x)), decay, state.memory)
         return self.o_proj(rms_norm(y, self.o_norm, self.epsilon).reshape(tokens, -1) * sigmoid(self.g_proj(x)))
 
     def _convolved(self, x: Activations, state: DeltaState) -> tuple[Array, Array, Array]:
         """[DEC-050] Project, convolve, silu: q, k, v, each [tokens, heads, head_size]."""
         raw = np.concatenate([project(x) for project in self.qkv], axis=1)
-        mixed = np.empty_like(raw)
-        kernels.causal_conv(raw, self.taps, state.conv, mixed)
+        mixed = self.arithmetic.causal_conv(raw, self.taps, state.conv)
         by_head = silu(mixed).reshape(x.shape[0], 3, self.config.heads, self.config.head_size)
         q, k, v = (np.ascontiguousarray(by_head[:, part]) for part in range(3))
         return q, k, v

@@ -3,16 +3,15 @@
 Source: DeepSeek-V2 (arXiv 2405.04434), in the form of Ling 3.0 with one output gate a head.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from jaxtyping import Float32
 
-from edge0_ref import kernels
+from edge0_ref.arithmetic import Arithmetic
 from edge0_ref.config import MlaConfig
 from edge0_ref.contract import Array
 from edge0_ref.functions import sigmoid
-from edge0_ref.lora import linear
 from edge0_ref.mixers.attention import rotary_angles
 from edge0_ref.mixers.norm import rms_norm
 from edge0_ref.weights import Weights
@@ -55,11 +54,6 @@ def rotate_pairs(x: Heads, angles: Array) -> Heads:
     return turned.reshape(x.shape).astype(np.float32)
 
 
-def per_head(x: Heads, weights: Float32[np.ndarray, "heads rows size"]) -> Float32[np.ndarray, "tokens heads rows"]:
-    """Each head's own linear layer: y[t, h] = weights[h] x[t, h]."""
-    return np.stack([linear(x[:, h], weights[h]) for h in range(weights.shape[0])], axis=1)
-
-
 @dataclass(frozen=True)
 class LatentReader:
     """[DEC-054] How heads read latents: W_UK [heads, key_size, latent] makes a key, W_UV [heads, value_size, latent] a
@@ -69,6 +63,13 @@ class LatentReader:
     w_uk: Array
     w_uv: Array
     scale: float
+    arithmetic: Arithmetic = field(default_factory=Arithmetic)
+
+    def per_head(
+        self, x: Heads, weights: Float32[np.ndarray, "heads rows size"]
+    ) -> Float32[np.ndarray, "tokens heads rows"]:
+        """Each head's own linear layer: y[t, h] = weights[h] x[t, h]."""
+        return np.stack([self.arithmetic.linear(x[:, h], weights[h]) for h in range(weights.shape[0])], axis=1)
 
     def absorbed(self, q: Queries, q_rotary: RotaryQueries, rows: Array, first: int) -> Values:
         """W_UV (P c) with scores q^T W_UK c: the query is carried into the latent space once, the positions stay there.
@@ -76,12 +77,11 @@ class LatentReader:
         rows [positions, latent + rotary]. Nothing is computed for a position but its dot
         products, so a step costs the same as with one key-value head.
         """
-        into_latent = per_head(q, np.ascontiguousarray(self.w_uk.swapaxes(1, 2)))
+        into_latent = self.per_head(q, np.ascontiguousarray(self.w_uk.swapaxes(1, 2)))
         query = np.concatenate([into_latent, q_rotary], axis=-1)
-        mixed = np.empty_like(into_latent)
-        shared = rows[:, None, :]
-        kernels.causal_attention(query, shared, shared, first, self.scale, mixed)  # values: a row's first dims
-        return per_head(mixed, self.w_uv)
+        shared = rows[:, None, :]  # as values, a row's first dims: its latent
+        mixed = self.arithmetic.causal_attention(query, shared, shared, first, self.scale, into_latent.shape[2])
+        return self.per_head(mixed, self.w_uv)
 
     def expanded(self, q: Queries, q_rotary: RotaryQueries, rows: Array, first: int) -> Values:
         """The same with every position's keys and values written out: the textbook form, and the cheaper one for long
@@ -90,11 +90,10 @@ class LatentReader:
         latent = self.w_uk.shape[2]
         latents = np.repeat(rows[:, None, :latent], self.w_uk.shape[0], axis=1)
         shared = np.broadcast_to(rows[:, None, latent:], (*latents.shape[:2], rows.shape[1] - latent))
-        keys = np.concatenate([per_head(latents, self.w_uk), shared], axis=-1)
-        values = per_head(latents, self.w_uv)
-        attended = np.empty((*q.shape[:2], values.shape[2]), np.float32)
+        keys = np.concatenate([self.per_head(latents, self.w_uk), shared], axis=-1)
+        values = self.per_head(latents, self.w_uv)
         query = np.concatenate([q, q_rotary], axis=-1)
-        kernels.causal_attention(query, keys, values, first, self.scale, attended)
+        attended: Values = self.arithmetic.causal_attention(query, keys, values, first, self.scale, values.shape[2])
         return attended
 
 
@@ -110,7 +109,9 @@ class Mla:
         self.latent_norm = weights.vector(f"{path}.kv_a_layernorm.weight")
         kv_b = weights.dense(f"{path}.kv_b_proj").reshape(config.heads, -1, config.latent_size)
         scale = (config.key_size + config.rotary_size) ** -0.5
-        self.reader = LatentReader(kv_b[:, : config.key_size], kv_b[:, config.key_size :], scale)
+        self.reader = LatentReader(
+            kv_b[:, : config.key_size], kv_b[:, config.key_size :], scale, weights.arithmetic
+        )
 
     def new_state(self) -> LatentCache:
         return LatentCache(np.empty((64, self.config.latent_size + self.config.rotary_size), np.float32))

@@ -13,10 +13,10 @@ import pytest
 import conformance
 import conformance.recording_store
 from edge0_ref.backend import create
-from tests.mutants import backends, decoders, experts, prerouters, residency, routers, weights
+from tests.mutants import backends, decoders, experts, ling, prerouters, residency, routers, weights
 
 Mutant = FunctionType  # of one argument, a pytest.MonkeyPatch
-CHAPTERS = (weights, routers, experts, residency, prerouters, decoders, backends)
+CHAPTERS = (weights, routers, experts, residency, prerouters, decoders, ling, backends)
 MUTANTS: dict[Mutant, str] = {mutant: id_ for chapter in CHAPTERS for mutant, id_ in chapter.MUTANTS.items()}
 
 

@@ -65,8 +65,7 @@ def an_expert_named_twice_counted_once(patch: pytest.MonkeyPatch) -> None:
         first = dict(zip(reversed(uses[0]), reversed(uses[1]), strict=True))
         original(outputs, x, (list(first), list(first.values())), expert)
 
-    for module in EXECUTORS:
-        patch.setattr(module, "run_into", run_into)
+    patch.setattr(exact, "run_into", run_into)
 
 
 def outputs_at_the_wrong_rank(patch: pytest.MonkeyPatch) -> None:
@@ -75,8 +74,7 @@ def outputs_at_the_wrong_rank(patch: pytest.MonkeyPatch) -> None:
     def run_into(outputs: np.ndarray, x: np.ndarray, uses: Any, expert: Expert) -> None:
         original(outputs, x, (uses[0], [uses[1][0]] * len(uses[1])), expert)
 
-    for module in EXECUTORS:
-        patch.setattr(module, "run_into", run_into)
+    patch.setattr(exact, "run_into", run_into)
 
 
 def a_token_feels_the_call(patch: pytest.MonkeyPatch) -> None:

@@ -5,11 +5,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edge0_ref import readers
 from edge0_ref.contract import Routing
 from edge0_ref.executors.exact import ExactExecutor
 from edge0_ref.executors.hot import HotExecutor
 from edge0_ref.executors.staged import StagedExecutor
 from edge0_ref.executors.whole_layer import WholeLayerExecutor
+from edge0_ref.expert_store import FileExpertStore
 from edge0_ref.prefetch import Read
 from edge0_ref.readers import MmapReader
 from edge0_ref.residency import SlotTable
@@ -194,6 +196,38 @@ def mmap_reads_one_byte_late(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(MmapReader, "read_into", lambda reader, offset, buffer: original(reader, offset + 1, buffer))
 
 
+def a_hint_spoils_a_slot(patch: pytest.MonkeyPatch) -> None:
+    original = StagedExecutor.prepare
+
+    def prepare(executor: StagedExecutor, experts: Any) -> None:
+        original(executor, experts)
+        if executor._bank is not None and len(experts):
+            executor._store.read_into(experts[0], executor._bank[-1])
+
+    patch.setattr(StagedExecutor, "prepare", prepare)
+
+
+def the_next_expert_is_read(patch: pytest.MonkeyPatch) -> None:
+    original = FileExpertStore.read_into
+
+    def read_into(store: FileExpertStore, expert: int, slot: Any) -> None:
+        original(store, (expert + 1) % store.num_experts, slot)
+
+    patch.setattr(FileExpertStore, "read_into", read_into)
+
+
+def a_short_read_is_zeros(patch: pytest.MonkeyPatch) -> None:
+    original = readers.read_exactly
+
+    def read_exactly(file: int, offset: int, buffer: memoryview) -> None:
+        try:
+            original(file, offset, buffer)
+        except OSError:
+            buffer[:] = bytes(len(buffer))
+
+    patch.setattr(readers, "read_exactly", read_exactly)
+
+
 MUTANTS = {
     a_missing_expert_is_dropped: "EXE-014",
     a_sticky_slot_is_not_rewritten: "NUM-006",
@@ -219,4 +253,7 @@ MUTANTS = {
     on_demand_not_counted: "EXE-013",
     more_resident_than_slots: "EXE-018",
     mmap_reads_one_byte_late: "STO-021",
+    a_hint_spoils_a_slot: "EXE-010",
+    the_next_expert_is_read: "STO-011",
+    a_short_read_is_zeros: "STO-020",
 }

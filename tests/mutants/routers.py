@@ -142,6 +142,14 @@ def groups_that_do_not_divide_accepted(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(router, "drop_groups", lenient)
 
 
+def exp_in_float32(patch: pytest.MonkeyPatch) -> None:
+    def softmax(chosen: np.ndarray) -> np.ndarray:
+        powers = np.exp(chosen - chosen.max(axis=-1, keepdims=True))
+        return (powers / powers.sum(axis=-1, keepdims=True)).astype(np.float32)
+
+    patch.setattr(router, "softmax", softmax)
+
+
 def weights_uniform(patch: pytest.MonkeyPatch) -> None:
     original = router.route
 
@@ -163,6 +171,7 @@ MUTANTS = {
     error_without_its_place: "NUM-009",
     weights_not_renormalized: "RTR-011",
     weights_uniform: "RTR-011",
+    exp_in_float32: "NUM-003",
     sigmoid_weights_not_renormalized: "RTR-024",
     epsilon_lost: "RTR-024",
     scale_applied_before_renormalizing: "RTR-024",

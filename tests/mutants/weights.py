@@ -129,6 +129,24 @@ def sums_in_float32(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(kernels, "linear_float32", narrow_sum)
 
 
+def sums_in_float16(patch: pytest.MonkeyPatch) -> None:
+    def half(x: np.ndarray, weight: np.ndarray, y: np.ndarray) -> None:
+        y[:] = np.cumsum((x[:, None] * weight[None]).astype(np.float16), axis=-1, dtype=np.float16)[..., -1]
+
+    patch.setattr(kernels, "linear_float32", half)
+
+
+def more_tokens_take_a_faster_way(patch: pytest.MonkeyPatch) -> None:
+    original = kernels.linear_quantized
+
+    def faster(x: np.ndarray, codes: Any, scales: Any, biases: Any, width: int, y: np.ndarray) -> None:
+        original(x, codes, scales, biases, width, y)
+        if len(x) > 1:
+            y[:] = np.nextafter(y, np.float32(0))
+
+    patch.setattr(kernels, "linear_quantized", faster)
+
+
 def update_without_its_scale(patch: pytest.MonkeyPatch) -> None:
     original = lora.linear
 
@@ -177,6 +195,8 @@ MUTANTS = {
     extra_columns_ignored: "DEQ-011",
     sum_from_left_to_right: "NUM-002",
     sums_in_float32: "NUM-001",
+    sums_in_float16: "NUM-005",
+    more_tokens_take_a_faster_way: "NUM-010",
     update_without_its_scale: "LOR-001",
     update_merged_into_int4: "LOR-001",
     update_of_zeros_that_still_rounds: "LOR-007",

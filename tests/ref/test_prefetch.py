@@ -87,7 +87,7 @@ def test_close_waits_for_the_read_in_flight_and_leaves_no_thread() -> None:
     held = slot()
     prefetcher.submit(store, 1, held, "ahead")
     assert store.begun.acquire(timeout=10)
-    closing = threading.Thread(target=prefetcher.close)
+    closing = threading.Thread(target=prefetcher.close, daemon=True)
     closing.start()
     closing.join(timeout=0.05)
     assert closing.is_alive()
@@ -107,7 +107,7 @@ def test_a_slot_is_not_given_to_a_second_writer_while_the_first_is_at_work(kind:
     executor.prepare([0])
     assert store.begun.acquire(timeout=10)  # expert 0 is half-way into the only slot
     executor.release_hints()
-    call = threading.Thread(target=play, args=(executor, ("call", [1])))
+    call = threading.Thread(target=play, args=(executor, ("call", [1])), daemon=True)
     call.start()
     time.sleep(0.02)
     assert store.log == [0]
@@ -126,7 +126,7 @@ def test_an_executor_closes_only_after_the_reader_has_left_its_slots() -> None:
     store.gate.clear()
     executor.prepare([0, 1])
     assert store.begun.acquire(timeout=10)
-    closing = threading.Thread(target=executor.close)
+    closing = threading.Thread(target=executor.close, daemon=True)
     closing.start()
     closing.join(timeout=0.05)
     assert closing.is_alive()

@@ -1,0 +1,302 @@
+"""The `numba` backend's linear layers: int4 and int8 rows multiplied as they are stored, for one token or many.
+
+    y[t, r] = sum over groups g of  scale[r, g] * (sum over c in g of code[r, c] * x[t, c])
+                                  + bias[r, g]  * (sum over c in g of x[t, c])
+
+No row is dequantised. Coefficients are read as the 16-bit patterns they are, and the sums of x are taken once for all
+rows. A row meets four tokens at a time, with the same additions in the same order for each as for one alone.
+"""
+
+from typing import no_type_check
+
+import numba
+import numpy as np
+from numba import prange
+
+from edge0_ref.lanes import (
+    BFLOAT16,
+    FLOAT32,
+    WIDTH,
+    bfloat16s,
+    codes,
+    float16s,
+    float32s,
+    high_codes,
+    load,
+    low_codes,
+    multiply_add,
+    number,
+    spread,
+    store,
+    total,
+    zeros,
+)
+
+ROWS = 32  # a thread takes this many rows at a time, so which rows share a block depends on no thread
+
+
+@numba.njit(cache=True, nogil=True)
+@no_type_check
+def arrange_token(x, t, bits, size, turned, sums):
+    """Token t as rows of codes meet it, turned [tokens, cols], and its sums by lane, sums [tokens, groups, 16].
+
+    A block of 16 bytes of int4 codes holds 32 columns, the even ones in the low nibbles and the odd ones in the high
+    nibbles: the even columns of each 32 go before the odd ones. int8 codes stand as they are.
+    """
+    cols = x.shape[1]
+    for c in range(0, cols, 2 * WIDTH):
+        for i in range(WIDTH):
+            if bits == 4:
+                turned[t, c + i], turned[t, c + WIDTH + i] = x[t, c + 2 * i], x[t, c + 2 * i + 1]
+            else:
+                turned[t, c + i], turned[t, c + WIDTH + i] = x[t, c + i], x[t, c + WIDTH + i]
+    one = spread(np.float32(1))
+    for g in range(cols // size):
+        group_sum = zeros()
+        for c in range(g * size, (g + 1) * size, WIDTH):
+            group_sum = multiply_add(load(turned, t * cols + c), one, group_sum)
+        store(sums, (t * (cols // size) + g) * WIDTH, group_sum)
+
+
+@numba.njit(cache=True, nogil=True)
+@no_type_check
+def quantized_dot(packed, code, scales, scale, biases, bias, form, turned, sums, t):
+    """One row times token t. The row's bytes start at packed[code], its coefficients at scales[scale], biases[bias]."""
+    kind, bits, size = form
+    cols = turned.shape[1]
+    groups = cols // size
+    scaled, shifted = zeros(), zeros()
+    for g in range(groups):
+        part = zeros()
+        x = t * cols + g * size
+        if bits == 4:
+            first = code + g * (size // 2)
+            for i in range(size // 2 // WIDTH):
+                byte = first + i * WIDTH
+                part = multiply_add(low_codes(packed, byte), load(turned, x + 2 * i * WIDTH), part)
+                part = multiply_add(high_codes(packed, byte), load(turned, x + (2 * i + 1) * WIDTH), part)
+        else:
+            for i in range(size // WIDTH):
+                part = multiply_add(
+                    codes(packed, code + g * size + i * WIDTH), load(turned, x + i * WIDTH), part
+                )
+        scaled = multiply_add(spread(number(scales, scale + g, kind)), part, scaled)
+        shifted = multiply_add(spread(number(biases, bias + g, kind)), load(sums, (t * groups + g) * WIDTH), shifted)
+    return total(multiply_add(spread(np.float32(1)), scaled, shifted))
+
+
+@numba.njit(cache=True, nogil=True)
+@no_type_check
+def quantized_dot_of_four(packed, code, scales, scale, biases, bias, form, turned, sums, t):
+    """One row times tokens t .. t + 3: codes are unpacked once, and each token's additions are those of one alone."""
+    kind, bits, size = form
+    cols = turned.shape[1]
+    groups = cols // size
+    scaled0, scaled1, scaled2, scaled3 = zeros(), zeros(), zeros(), zeros()
+    shifted0, shifted1, shifted2, shifted3 = zeros(), zeros(), zeros(), zeros()
+    for g in range(groups):
+        part0, part1, part2, part3 = zeros(), zeros(), zeros(), zeros()
+        x = t * cols + g * size
+        if bits == 4:
+            first = code + g * (size // 2)
+            for i in range(size // 2 // WIDTH):
+                even = low_codes(packed, first + i * WIDTH)
+                odd = high_codes(packed, first + i * WIDTH)
+                c = x + 2 * i * WIDTH
+                part0 = multiply_add(odd, load(turned, c + WIDTH), multiply_add(even, load(turned, c), part0))
+                c += cols
+                part1 = multiply_add(odd, load(turned, c + WIDTH), multiply_add(even, load(turned, c), part1))
+                c += cols
+                part2 = multiply_add(odd, load(turned, c + WIDTH), multiply_add(even, load(turned, c), part2))
+                c += cols
+                part3 = multiply_add(odd, load(turned, c + WIDTH), multiply_add(even, load(turned, c), part3))
+        else:
+            for i in range(size // WIDTH):
+                every = codes(packed, code + g * size + i * WIDTH)
+                c = x + i * WIDTH
+                part0 = multiply_add(every, load(turned, c), part0)
+                part1 = multiply_add(every, load(turned, c + cols), part1)
+                part2 = multiply_add(every, load(turned, c + 2 * cols), part2)
+                part3 = multiply_add(every, load(turned, c + 3 * cols), part3)
+        a, b = spread(number(scales, scale + g, kind)), spread(number(biases, bias + g, kind))
+        s, step = (t * groups + g) * WIDTH, groups * WIDTH
+        scaled0, shifted0 = multiply_add(a, part0, scaled0), multiply_add(b, load(sums, s), shifted0)
+        scaled1, shifted1 = multiply_add(a, part1, scaled1), multiply_add(b, load(sums, s + step), shifted1)
+        scaled2, shifted2 = multiply_add(a, part2, scaled2), multiply_add(b, load(sums, s + 2 * step), shifted2)
+        scaled3, shifted3 = multiply_add(a, part3, scaled3), multiply_add(b, load(sums, s + 3 * step), shifted3)
+    one = spread(np.float32(1))
+    return (
+        total(multiply_add(one, scaled0, shifted0)),
+        total(multiply_add(one, scaled1, shifted1)),
+        total(multiply_add(one, scaled2, shifted2)),
+        total(multiply_add(one, scaled3, shifted3)),
+    )
+
+
+@numba.njit(cache=True, nogil=True)
+@no_type_check
+def quantized_row(packed, code, scales, scale, biases, bias, form, turned, sums, first, last, y, r):
+    """y[t, r] for tokens first .. last - 1, four at a time."""
+    t = first
+    while t + 4 <= last:
+        y[t, r], y[t + 1, r], y[t + 2, r], y[t + 3, r] = quantized_dot_of_four(
+            packed, code, scales, scale, biases, bias, form, turned, sums, t
+        )
+        t += 4
+    while t < last:
+        y[t, r] = quantized_dot(packed, code, scales, scale, biases, bias, form, turned, sums, t)
+        t += 1
+
+
+@numba.njit(cache=True, nogil=True)
+@no_type_check
+def dense_dot(weight, row, kind, x, t):
+    """Row `row` of a weight in words times token t of x; columns beyond the last whole sixteen are added one by one."""
+    cols = x.shape[1]
+    whole = cols // WIDTH * WIDTH
+    first, token, sums = row * cols, t * cols, zeros()
+    if kind == FLOAT32:
+        for c in range(0, whole, WIDTH):
+            sums = multiply_add(float32s(weight, 2 * (first + c)), load(x, token + c), sums)
+    elif kind == BFLOAT16:
+        for c in range(0, whole, WIDTH):
+            sums = multiply_add(bfloat16s(weight, first + c), load(x, token + c), sums)
+    else:
+        for c in range(0, whole, WIDTH):
+            sums = multiply_add(float16s(weight, first + c), load(x, token + c), sums)
+    result = total(sums)
+    for c in range(whole, cols):
+        result += number(weight, first + c, kind) * x[t, c]
+    return result
+
+
+@numba.njit(cache=True, nogil=True)
+@no_type_check
+def prepare_token(x, t, form, turned, sums, down, lora_kind, low):
+    """What all rows share of token t: its arrangement, and what the LoRA makes of it, low[t] = A x[t]."""
+    arrange_token(x, t, form[1], form[2], turned, sums)
+    for j in range(low.shape[1]):
+        low[t, j] = dense_dot(down, j, lora_kind, x, t)
+
+
+@numba.njit(cache=True, nogil=True)
+@no_type_check
+def linear_block(block, packed, scales, biases, form, turned, sums, up, lora_kind, lora_scale, low, y):
+    """ROWS rows for every token, each with its own row of the LoRA added."""
+    row_bytes, groups = turned.shape[1] * form[1] // 8, turned.shape[1] // form[2]
+    for r in range(block * ROWS, min((block + 1) * ROWS, y.shape[1])):
+        quantized_row(
+            packed, r * row_bytes, scales, r * groups, biases, r * groups, form, turned, sums, 0, y.shape[0], y, r
+        )
+        if low.shape[1] > 0:
+            for t in range(y.shape[0]):
+                y[t, r] += lora_scale * dense_dot(up, r, lora_kind, low, t)
+
+
+@numba.njit(cache=True, nogil=True, parallel=True)
+@no_type_check
+def linear_quantized(x, packed, scales, biases, form, down, up, lora_kind, lora_scale, turned, sums, low, threads, y):
+    """[DEQ-010] [LOR-001] y = W x + lora_scale * B (A x), float32 throughout.
+
+    x [tokens, cols], y [tokens, rows]; packed: bytes; scales, biases, down, up: 16-bit words, flat; form: (kind of the
+    coefficients, bits, group size); turned, sums, low [tokens, rank] are overwritten; `threads` 1 stays in this one.
+    """
+    blocks = (y.shape[1] + ROWS - 1) // ROWS
+    if threads == 1:
+        for t in range(x.shape[0]):
+            prepare_token(x, t, form, turned, sums, down, lora_kind, low)
+        for block in range(blocks):
+            linear_block(block, packed, scales, biases, form, turned, sums, up, lora_kind, lora_scale, low, y)
+    else:
+        if x.shape[0] == 1:
+            prepare_token(x, 0, form, turned, sums, down, lora_kind, low)
+        else:
+            for t in prange(x.shape[0]):
+                prepare_token(x, t, form, turned, sums, down, lora_kind, low)
+        for block in prange(blocks):
+            linear_block(block, packed, scales, biases, form, turned, sums, up, lora_kind, lora_scale, low, y)
+
+
+@numba.njit(cache=True, nogil=True)
+@no_type_check
+def dense_block(block, x, weight, kind, y):
+    for r in range(block * ROWS, min((block + 1) * ROWS, y.shape[1])):
+        for t in range(x.shape[0]):
+            y[t, r] = dense_dot(weight, r, kind, x, t)
+
+
+@numba.njit(cache=True, nogil=True, parallel=True)
+@no_type_check
+def linear_dense(x, weight, kind, threads, y):
+    """[DEQ-010] y = W x for a weight of float32, float16 or bfloat16 numbers, given as flat 16-bit words."""
+    blocks = (y.shape[1] + ROWS - 1) // ROWS
+    if threads == 1:
+        for block in range(blocks):
+            dense_block(block, x, weight, kind, y)
+    else:
+        for block in prange(blocks):
+            dense_block(block, x, weight, kind, y)
+
+
+@numba.njit(cache=True, nogil=True)
+@no_type_check
+def expert_rows(projection, block, job, bank, words, slots, starts, places, form, turned, sums, y):
+    """ROWS rows of one projection of one job's expert, for the job's positions.
+
+    places[projection]: (offset of codes, of scales, of biases) in a slot; codes count bytes, coefficients elements.
+    """
+    slot, per_slot = slots[job], places[3]
+    code, scale, bias = places[projection]
+    row_bytes, groups = turned.shape[1] * form[1] // 8, turned.shape[1] // form[2]
+    for r in range(block * ROWS, min((block + 1) * ROWS, y.shape[1])):
+        quantized_row(
+            bank,
+            slot * per_slot[0] + code + r * row_bytes,
+            words,
+            slot * per_slot[1] + scale + r * groups,
+            words,
+            slot * per_slot[1] + bias + r * groups,
+            form,
+            turned,
+            sums,
+            starts[job],
+            starts[job + 1],
+            y,
+            r,
+        )
+
+
+@numba.njit(cache=True, nogil=True)
+@no_type_check
+def gate_and_up_rows(task, blocks, bank, words, slots, starts, places, form, turned, sums, gate, inner):
+    """ROWS rows of silu(gate x) * (up x) of one job's expert."""
+    job, block = task // blocks, task % blocks
+    expert_rows(0, block, job, bank, words, slots, starts, places, form, turned, sums, gate)
+    expert_rows(1, block, job, bank, words, slots, starts, places, form, turned, sums, inner)
+    for t in range(starts[job], starts[job + 1]):
+        for r in range(block * ROWS, min((block + 1) * ROWS, gate.shape[1])):
+            inner[t, r] *= gate[t, r] / (np.float32(1) + np.exp(-gate[t, r]))
+
+
+@numba.njit(cache=True, nogil=True, parallel=True)
+@no_type_check
+def run_experts(x, bank, words, slots, starts, places, form, work_in, work_out, threads, y):
+    """[EXE-003] down(silu(gate x) * (up x)) for all experts of a call at once, each where it lies in its slot.
+
+    Job j is the expert in slots[j] at positions starts[j] .. starts[j + 1] - 1 of x, y [positions, hidden].
+    work_in, work_out: (turned, sums) for hidden and inner columns, the second with gate and inner before them.
+    """
+    turned, sums = work_in
+    gate, inner, inner_turned, inner_sums = work_out
+    jobs, positions = slots.shape[0], x.shape[0]
+    inner_blocks, blocks = (inner.shape[1] + ROWS - 1) // ROWS, (y.shape[1] + ROWS - 1) // ROWS
+    for t in prange(positions):
+        arrange_token(x, t, form[1], form[2], turned, sums)
+    for task in prange(jobs * inner_blocks):
+        gate_and_up_rows(task, inner_blocks, bank, words, slots, starts, places, form, turned, sums, gate, inner)
+    for t in prange(positions):
+        arrange_token(inner, t, form[1], form[2], inner_turned, inner_sums)
+    for task in prange(jobs * blocks):
+        expert_rows(
+            2, task % blocks, task // blocks, bank, words, slots, starts, places, form, inner_turned, inner_sums, y
+        )

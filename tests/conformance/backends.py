@@ -1,0 +1,155 @@
+"""Backends to be found out: the reference with one mistake each, and objects that are hardly backends at all."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from edge0_ref.backend import ReferenceBackend
+from edge0_ref.contract import Lora, PrerouterHead, QuantizedMatrix, RouterSpec, Routing, SoftmaxTopK
+
+
+class Two(ReferenceBackend):
+    """Right, and modest: two claims, so that a whole run is short."""
+
+    name = "two"
+    claims = frozenset({"dequant", "router"})
+
+
+class HigherIdOfEquals(Two):
+    def route(self, logits: np.ndarray, spec: RouterSpec) -> Routing:
+        routing = super().route(logits, spec)
+        if not isinstance(spec, SoftmaxTopK):
+            return routing
+        last = logits.shape[1] - 1
+        experts = last - np.argsort(-logits[:, ::-1], axis=1, kind="stable")[:, : spec.top_k]
+        return Routing(experts.astype(np.int64), routing.weights)
+
+
+class UpperNibbleFirst(Two):
+    def dequantize(self, matrix: QuantizedMatrix) -> np.ndarray:
+        weights = super().dequantize(matrix)
+        swapped = weights.reshape(matrix.rows, -1, 2)[:, :, ::-1].reshape(weights.shape)
+        return np.ascontiguousarray(swapped) if matrix.bits == 4 else weights
+
+
+class LosesUpdateScale(ReferenceBackend):
+    def linear(self, x: np.ndarray, weight: QuantizedMatrix | np.ndarray, lora: Lora | None = None) -> np.ndarray:
+        return super().linear(x, weight, lora and Lora(lora.down, lora.up, 1.0))
+
+
+class RoundsCodesDown(ReferenceBackend):
+    def quantize(self, weights: np.ndarray, bits: int, group_size: int) -> QuantizedMatrix:
+        right = super().quantize(weights, bits, group_size)
+        return QuantizedMatrix(right.packed & np.uint32(0xFFFFFFFE), right.scales, right.biases, bits, group_size)
+
+
+class NoActivation(ReferenceBackend):
+    def predict(self, head: PrerouterHead, features: np.ndarray) -> np.ndarray:
+        right = super().predict(head, features)
+        return right + np.float32(1e-3) * np.abs(right)
+
+
+class Wrapped:
+    """An executor that may be wrong in some of its methods."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+class LosesThird(Wrapped):
+    def __call__(self, x: np.ndarray, routing: Routing) -> np.ndarray:
+        weights = routing.weights.copy()
+        weights[:, 2:] = 0
+        result: np.ndarray = self._inner(x, Routing(routing.experts, weights))
+        return result
+
+
+class ReadsOneMore(Wrapped):
+    def prepare(self, experts: Sequence[int]) -> None:
+        self._inner.prepare([*experts, 0] if len(experts) == 2 else experts)
+
+
+class Third(ReferenceBackend):
+    def executor(self, *given: Any) -> Any:
+        return LosesThird(super().executor(*given))
+
+
+class Ahead(ReferenceBackend):
+    def executor(self, *given: Any) -> Any:
+        return ReadsOneMore(super().executor(*given))
+
+
+class Wide(Two):
+    """float64 where float32 was promised."""
+
+    def dequantize(self, matrix: QuantizedMatrix) -> np.ndarray:
+        return super().dequantize(matrix).astype(np.float64)
+
+
+class Flat(Two):
+    """One axis where two were promised."""
+
+    def dequantize(self, matrix: QuantizedMatrix) -> np.ndarray:
+        return super().dequantize(matrix).ravel()
+
+
+class Spoilt(Two):
+    """NaN."""
+
+    def dequantize(self, matrix: QuantizedMatrix) -> np.ndarray:
+        return super().dequantize(matrix) * np.float32(np.nan)
+
+
+class Nothing(Two):
+    """No array at all."""
+
+    def dequantize(self, matrix: QuantizedMatrix) -> Any:
+        return None
+
+
+class Raising(Two):
+    def dequantize(self, matrix: QuantizedMatrix) -> np.ndarray:
+        raise ZeroDivisionError("a kernel that was not there")
+
+
+class Hanging(Two):
+    """Never comes back from the largest groups."""
+
+    def dequantize(self, matrix: QuantizedMatrix) -> np.ndarray:
+        if matrix.group_size == 128:
+            time.sleep(600)
+        return super().dequantize(matrix)
+
+
+class Chatting(Two):
+    def dequantize(self, matrix: QuantizedMatrix) -> np.ndarray:
+        print("loading shaders")
+        return super().dequantize(matrix)
+
+
+class Boasting(ReferenceBackend):
+    """Claims what nobody knows, and what it has no method for."""
+
+    claims = frozenset({"router", "telepathy", "linear"})
+    linear: Any = None
+
+
+class Bare:
+    """No members at all."""
+
+
+class Listing(Two):
+    claims: Any = ("dequant",)
+
+
+def failing_factory() -> None:
+    raise OSError("libcuda.so is not here")
+
+
+def hanging_factory() -> None:
+    time.sleep(600)
