@@ -43,13 +43,19 @@ class CheckpointRecipe:
     character: str = "plain"
     seed: int = 0
 
+    @property
+    def kv_heads(self) -> int:
+        """Two query heads share one."""
+        return self.width // HEAD_SIZE // 2
+
     def modules(self) -> dict[str, tuple[int, int]]:
         """Every resident linear layer but embedding and head: module path -> (rows, cols)."""
         width, found = self.width, dict[str, tuple[int, int]]()
         for number, kind in enumerate(self.layers):
             path = f"{PREFIX}model.layers.{number}"
             if kind == "full":
-                shapes = {"q_proj": (2 * width, width), "k_proj": (HEAD_SIZE, width), "v_proj": (HEAD_SIZE, width)}
+                keys = (self.kv_heads * HEAD_SIZE, width)
+                shapes = {"q_proj": (2 * width, width), "k_proj": keys, "v_proj": keys}
                 found |= {f"{path}.self_attn.{n}": s for n, s in (shapes | {"o_proj": (width, width)}).items()}
             else:
                 heads = width // VALUE_SIZE
@@ -65,7 +71,7 @@ class CheckpointRecipe:
         text = {
             "hidden_size": self.width, "vocab_size": VOCAB, "rms_norm_eps": 1e-6,
             "num_hidden_layers": len(self.layers), "layer_types": [kinds[kind] for kind in self.layers],
-            "num_attention_heads": self.width // HEAD_SIZE, "num_key_value_heads": 1, "head_dim": HEAD_SIZE,
+            "num_attention_heads": self.width // HEAD_SIZE, "num_key_value_heads": self.kv_heads, "head_dim": HEAD_SIZE,
             "rope_parameters": {"rope_theta": 10000.0, "partial_rotary_factor": 0.25, "type": "default"},
             "linear_num_key_heads": self.width // (2 * KEY_SIZE), "linear_key_head_dim": KEY_SIZE,
             "linear_num_value_heads": self.width // VALUE_SIZE, "linear_value_head_dim": VALUE_SIZE,

@@ -149,7 +149,7 @@ def resided(given: Mapping[str, Any]) -> Expectation | None:
         else:
             model.release()
             step = None
-        if model.owed or event.get("close") or (step is not None and step.failed is not None):
+        if model.owed or (step is not None and step.failed is not None):
             return None
         told.append({"reads": sorted(set(step.certain)) if step else [], "resident": sorted(model.resident)})
         for name in ("hits", "read_ahead", "on_demand") if step else ():

@@ -110,8 +110,9 @@ class Process:
         return ProgramError(f"{self.command}: {operation}: {what}")
 
     def _late(self, operation: str) -> Hang:
+        words = self._last_words()
         self._kill()
-        return Hang(f"{self.command}: {operation}: no reply within {self.seconds:g} s{self._last_words()}")
+        return Hang(f"{self.command}: {operation}: no reply within {self.seconds:g} s{words}")
 
     def _crashed(self, operation: str) -> ProgramError:
         """Stdin or stdout is closed: the program is ending, or might as well be."""

@@ -96,7 +96,8 @@ def run(
     requirements, claims = read_requirements(), tuple(sorted(backend.claims))
     for module in [m for m in sys.modules if m.startswith("conformance.test_")]:
         del sys.modules[module]  # tests take their settings from the profile when they are imported
-    arguments = [*files_citing(only), "-c", os.devnull, "--rootdir", str(HERE.parent)]
+    files = files_citing(only)
+    arguments = [*files, "-c", os.devnull, "--rootdir", str(HERE.parent)]
     arguments += PYTEST_OPTIONS.split()
     arguments += ["-p", "no:terminal"] if quiet else ["--tb=no", "-q", "--no-header", "--no-summary"]
     arguments += ["-x"] if stop_at_first else []
@@ -105,7 +106,8 @@ def run(
         keeper = None if failures is None else Keeper(failures, option, seed, watching.limited)
         again = command_of(option, profile, seed)
         plugin = RunPlugin(backend, requirements, frozenset(only), again, keeper, watching.limited)
-        code = pytest.main(arguments, plugins=[plugin])
+        # without a file pytest would collect whatever lies in the working directory
+        code = pytest.main(arguments, plugins=[plugin]) if files else pytest.ExitCode.NO_TESTS_COLLECTED
     if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED):
         raise RuntimeError(f"the suite itself did not run: pytest ended with {code!r}")
     return Report(name, claims, profile, seed, requirements, plugin.recorder, frozenset(only), known or {})

@@ -161,6 +161,21 @@ def test_where_bits_are_promised_no_cut_of_a_prompt_changes_what_follows(
 
 
 @schedule
+@pytest.mark.spec("PRE-022", "DEC-046")
+def test_reset_forgets_predictions(driven: Driven, judge: Judge) -> None:
+    with MODEL.opened() as (_, checkpoint):
+        watch = Watch()
+        decoder = driven.decoder(checkpoint, Plan(top_k=2, slots=4, context=64), EVERY_LAYER.build(MODEL), watch)
+        wanted = decoder.step(PROMPT[0])
+        decoder.prefill(PROMPT)
+        before = len(watch.values["router_logits", 1])
+        decoder.reset()
+        judge.bits(decoder.step(PROMPT[0]), wanted, "a first step after a reset")
+        judge.state(len(watch.values["router_logits", 1]) - before, 1, "routers that ran in it", "PRE-022")
+        driven.close()
+
+
+@schedule
 @pytest.mark.spec("PRE-026", "DEC-044")
 @examples(0.1)
 @given(steps=st.integers(0, 3))

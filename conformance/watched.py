@@ -113,7 +113,6 @@ class WatchedExecutor:
         self._watched.limited(f"release_hints of {self._kind}", self._inner.release_hints)
 
     def close(self) -> None:
-        self._event(close=True)
         self._watched.limited(f"close of {self._kind}", self._inner.close)
 
 

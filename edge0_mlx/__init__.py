@@ -5,6 +5,7 @@ are where MLX forces a difference. `device`, `arrays`, `slots` and `token_graph`
 and NumPy does not (where it runs, its arrays, memory a reader may write, compiled graphs).
 """
 
+from importlib.metadata import version
 from importlib.util import find_spec
 
 from edge0_ref.errors import BackendError
@@ -17,10 +18,7 @@ def check_mlx() -> None:
     wanted = f"MLX {'.'.join(map(str, OLDEST_MLX))} or newer: pip install 'edge0[mlx]'"
     if find_spec("mlx") is None:
         raise BackendError(f"the mlx backend needs {wanted}")
-    try:
-        from mlx.core import __version__ as found
-    except ImportError as error:
-        raise BackendError(f"MLX is installed but cannot be loaded ({error}); the mlx backend needs {wanted}") from None
+    found = version("mlx")
     if tuple(int(part) for part in found.split(".")[:2]) < OLDEST_MLX:
         raise BackendError(f"MLX {found} is installed; the mlx backend needs {wanted}")
 

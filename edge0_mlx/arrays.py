@@ -1,7 +1,7 @@
 """The contract's NumPy data as MLX arrays, and back."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import mlx.core as mx
 import numpy as np
@@ -55,14 +55,14 @@ class DeviceLora:
 
 @dataclass(frozen=True, eq=False)
 class DeviceHead:
-    """`contract.PrerouterHead` as products take it, transposed, float32; heads of equal shape may share leading axes."""
+    """`contract.PrerouterHead` as products take it: transposed, float32. A leading axis, if any, counts heads."""
 
     fc1: mx.array
     fc2: mx.array
     linear: mx.array
 
 
-Weight = DeviceMatrix | mx.array
+Weight: TypeAlias = DeviceMatrix | mx.array
 
 
 def widened(x: mx.array, coefficients: mx.Dtype) -> mx.array:

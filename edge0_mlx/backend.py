@@ -26,8 +26,8 @@ from edge0_ref.contract import (
     Plan,
     PrerouterHead,
     QuantizedMatrix,
-    Routing,
     RouterSpec,
+    Routing,
 )
 from edge0_ref.prefetch import Prefetcher
 
@@ -97,9 +97,7 @@ class OwningExecutor:
         self.counters = Counters()
         self._device, self._evaluations = device, Evaluations(self.counters)
         self._prefetcher = Prefetcher(threads=2)
-        self._inner = make_executor(
-            kind, store, slots, self._prefetcher, self.counters, device, self._evaluations
-        )
+        self._inner = make_executor(kind, store, slots, self._prefetcher, self.counters, device, self._evaluations)
 
     @property
     def resident(self) -> frozenset[int]:

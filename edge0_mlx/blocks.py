@@ -72,7 +72,10 @@ class DeltaBlock:
 
 
 class AttentionBlock:
-    """[DEC-042] norm, attention of either kind, residual, norm. Two functions: between them lies what grows with the text."""
+    """[DEC-042] norm, attention of either kind, residual, norm.
+
+    Two functions: between them lies what grows with the text.
+    """
 
     def __init__(self, mixer: Attention | Mla, norms: Norms) -> None:
         self.mixer, self._norms = mixer, norms
@@ -105,10 +108,10 @@ Block = DeltaBlock | AttentionBlock
 
 
 class MoeFinish:
-    """[DEC-030] The shared expert, and the sums that end a layer of experts."""
+    """[DEC-030] The shared expert, and the sums that end a layer of experts. following: the next layer's block."""
 
-    def __init__(self, moe: Moe) -> None:
-        self.moe = moe
+    def __init__(self, moe: Moe, following: Block | None) -> None:
+        self.moe, self.between = moe, Between(self.run, following)
         self._run_token: Callable[..., tuple[mx.array, mx.array]] = mx.compile(self.run)
 
     def __call__(self, hidden: mx.array, x: mx.array, routed: mx.array) -> tuple[mx.array, mx.array]:
@@ -142,7 +145,7 @@ class Between:
     Routing is all that the host has a say in, so this is the largest graph of fixed shape there is.
     """
 
-    def __init__(self, finish: MoeFinish, following: Block | None) -> None:
+    def __init__(self, finish: Callable[..., tuple[mx.array, mx.array]], following: Block | None) -> None:
         self._finish, self._following = finish, following
         self._bank: Bank | None = None
 
@@ -157,6 +160,6 @@ class Between:
     def _run(self, hidden: mx.array, x: mx.array, slots: mx.array, weights: mx.array, *more: mx.array) -> Arrays:
         assert self._bank is not None
         routed = self._bank.run_one(x, slots, weights)
-        shared, hidden = self._finish.run(hidden, x, routed)
+        shared, hidden = self._finish(hidden, x, routed)
         begun = () if self._following is None else self._following.begin(hidden, *more)
         return routed, shared, hidden, *begun

@@ -18,11 +18,21 @@ import numpy as np
 from jaxtyping import Float, Float32
 
 from edge0_mlx.arrays import to_numpy
-from edge0_mlx.blocks import Angles, Arrays, AttentionBlock, Between, Block, DeltaBlock, DenseFinish, Mixed, MoeFinish, Norms
+from edge0_mlx.blocks import (
+    Angles,
+    Arrays,
+    AttentionBlock,
+    Block,
+    DeltaBlock,
+    DenseFinish,
+    Mixed,
+    MoeFinish,
+    Norms,
+)
 from edge0_mlx.dequant import embed
 from edge0_mlx.device import Device
 from edge0_mlx.executors import MlxExecutor, make_executor
-from edge0_mlx.heads import Heads, Pending
+from edge0_mlx.heads import Heads, Pending, Predicted
 from edge0_mlx.mixers.attention import Attention
 from edge0_mlx.mixers.gated_delta import GatedDelta
 from edge0_mlx.mixers.kda import Kda
@@ -45,7 +55,7 @@ from edge0_ref.config import (
 )
 from edge0_ref.contract import Array, Counters, ExecutorKind, Observe, Plan, Routing
 from edge0_ref.errors import NonFiniteError, UsageError
-from edge0_ref.expert_store import ExpertFiles
+from edge0_ref.packed import open_experts
 from edge0_ref.prefetch import Prefetcher
 
 Activations = Float[mx.array, "tokens hidden"]
@@ -61,7 +71,7 @@ class State:
     mixers: list[Any]
     position: int = 0
     executed: dict[int, Array] = field(default_factory=dict)
-    predicted: dict[int, Routing] = field(default_factory=dict)
+    predicted: dict[int, Predicted] = field(default_factory=dict)
 
     def copy(self) -> "State":
         """Its parts are never changed, only replaced, so they need no copies."""
@@ -71,16 +81,23 @@ class State:
 class Layer:
     """Weights of one decoder layer, as graphs; the executors of its experts are the decoder's."""
 
-    def __init__(self, weights: Weights, number: int, config: LayerConfig, epsilon: float, top_k: int) -> None:
+    def __init__(self, weights: Weights, number: int, config: LayerConfig, top_k: int, following: Block | None) -> None:
         self.number = number
+        epsilon = weights.checkpoint.config.norm_epsilon
         norms = Norms(weights.vector(config.mixer_norm), weights.vector(config.mlp_norm), epsilon)
-        mixer = make_mixer(weights, config, epsilon)
+        mixer, mlp = make_mixer(weights, config, epsilon), make_mlp(weights, number, config, top_k)
         self.block: Block = (
             DeltaBlock(mixer, norms) if isinstance(mixer, GatedDelta | Kda) else AttentionBlock(mixer, norms)
         )
-        mlp = make_mlp(weights, number, config, top_k)
-        self.finish = MoeFinish(mlp) if isinstance(mlp, Moe) else DenseFinish(mlp)
-        self.between: Between | None = None  # until the next layer is known
+        self.finish = MoeFinish(mlp, following) if isinstance(mlp, Moe) else DenseFinish(mlp)
+
+
+def make_layers(weights: Weights, top_k: int) -> list[Layer]:
+    """Last layer first: one token's graph of a layer reaches into the layer that follows."""
+    layers: list[Layer] = []
+    for number, config in reversed(list(enumerate(weights.checkpoint.config.layers))):
+        layers.append(Layer(weights, number, config, top_k, layers[-1].block if layers else None))
+    return layers[::-1]
 
 
 def make_mixer(weights: Weights, config: LayerConfig, epsilon: float) -> Attention | GatedDelta | Kda | Mla:
@@ -104,10 +121,10 @@ def make_mlp(weights: Weights, number: int, config: LayerConfig, top_k: int) -> 
 
 
 class Call(NamedTuple):
-    """What one call's layers share. predicted: layer -> routing; angles: computed by the first layer that needs them."""
+    """What the layers of one call share. angles: computed by the first layer that needs them."""
 
     executors: Mapping[int, MlxExecutor]
-    predicted: Mapping[int, Routing]
+    predicted: Mapping[int, Predicted]
     angles: Angles
 
 
@@ -133,18 +150,13 @@ class MlxDecoder:
         self.embedding = weights.linear(config.embedding)
         self.head = self.embedding if config.head == config.embedding else weights.linear(config.head)
         self.final_norm = weights.vector(config.final_norm)
-        self.layers = [
-            Layer(weights, number, layer, config.norm_epsilon, plan.top_k) for number, layer in enumerate(config.layers)
-        ]
-        for layer, following in zip(self.layers, [*(layer.block for layer in self.layers[1:]), None], strict=True):
-            if isinstance(layer.finish, MoeFinish):
-                layer.between = Between(layer.finish, following)
+        self.layers = make_layers(weights, plan.top_k)
         experts = {layer.number: layer.finish.moe for layer in self.layers if isinstance(layer.finish, MoeFinish)}
         self.heads = Heads(adapters.heads, {number: moe.spec for number, moe in experts.items()})
         self._logits_of_one = mx.compile(self._logits)
         self._pending: list[Pending] = []
         self.state, self._interrupted = self._new_state(), False
-        self._files = ExpertFiles(checkpoint, plan.read_mode)
+        self._files = open_experts(checkpoint, plan.read_mode)
         self._prefetcher = Prefetcher(plan.reader_threads)
         self._decode: dict[int, MlxExecutor] = {}
         self._prefill: dict[int, MlxExecutor] = {}
@@ -158,7 +170,8 @@ class MlxDecoder:
 
     def _executors(self, kind: ExecutorKind) -> dict[int, MlxExecutor]:
         shared = self._prefetcher, self.counters, self._device, self.evaluations
-        return {layer: make_executor(kind, store, self.plan.slots, *shared) for layer, store in self._files.stores.items()}
+        stores = self._files.stores.items()
+        return {layer: make_executor(kind, store, self.plan.slots, *shared) for layer, store in stores}
 
     def _new_state(self) -> State:
         return State([layer.block.mixer.new_state() for layer in self.layers])
@@ -226,7 +239,8 @@ class MlxDecoder:
             if executors is not self._decode and layer.number in executors:
                 executors[layer.number].close()  # a layer's prefill memory is the next layer's
             elif self._device.gpu:
-                mx.async_eval(hidden)  # its slots are full: it may run while the next layer is built and waits
+                # its slots are full: it may run while the next layer is built and waits for its own
+                self.evaluations.submit(hidden)
         self.state.position += len(tokens)
         return hidden
 
@@ -240,27 +254,29 @@ class MlxDecoder:
         self._note("mixer_output", number, mixed.mixed)
         match layer.finish:
             case MoeFinish():
-                hidden, begun = self._run_moe(layer, layer.finish.moe, mixed, call)
+                hidden, begun = self._run_moe(layer.finish, mixed, call)
             case DenseFinish():
                 (dense, hidden), begun = layer.finish(mixed.hidden, mixed.x), None
                 self._note("dense_output", number, dense)
         self._note("layer_output", number, hidden)
         return hidden, begun
 
-    def _run_moe(self, layer: Layer, moe: Moe, mixed: Mixed, call: Call) -> tuple[Activations, Begun]:
-        number, executor = layer.number, call.executors[layer.number]
+    def _run_moe(self, finish: MoeFinish, mixed: Mixed, call: Call) -> tuple[Activations, Begun]:
+        number = finish.moe.layer
+        executor = call.executors[number]
         self._note("moe_input", number, mixed.x)
-        routing = call.predicted.get(number) or self._choose(moe, mixed.x)
+        predicted = call.predicted.get(number)
+        routing = predicted.routing if predicted else self._choose(finish.moe, mixed.x)
         self._note("routing", number, routing)
         held = executor.hold(routing)
         if held is None:
             routed = executor(mixed.x, routing)
-            shared, hidden = layer.finish(mixed.hidden, mixed.x, routed)
+            shared, hidden = finish(mixed.hidden, mixed.x, routed)
             begun: Begun = None
         else:
             following = self.state.mixers[number + 1] if number + 1 < len(self.layers) else None
-            weights = mx.array(routing.weights)
-            routed, shared, hidden, *rest = layer.between(held, weights, mixed, following, call.angles)
+            weights = predicted.weights if predicted else mx.array(routing.weights)
+            routed, shared, hidden, *rest = finish.between(held, weights, mixed, following, call.angles)
             self.evaluations.reads_slots_of(executor, routed)
             begun = tuple(rest) or None
         self._note("experts_output", number, routed)
@@ -302,9 +318,9 @@ class MlxDecoder:
         states = [state.arrays for state in self.state.mixers]
         self.evaluations.run(arrays, states, [(p.logits, p.experts, p.weights) for p in predictions])
         for made in predictions:
-            for consumer, routing in made.routings().items():
-                self.state.predicted[consumer] = routing
-                self._decode[consumer].prepare(routing.experts[0].tolist())
+            for consumer, predicted in made.routings().items():
+                self.state.predicted[consumer] = predicted
+                self._decode[consumer].prepare(predicted.routing.experts[0].tolist())
 
     def _logits(self, hidden: Activations) -> Float32[mx.array, "tokens vocab"]:
         return self.head(rms_norm(hidden, self.final_norm, self.config.norm_epsilon)).astype(mx.float32)
@@ -313,12 +329,12 @@ class MlxDecoder:
         self._evaluate(logits)
         self._interrupted = False
         self._note("logits", -1, logits)
-        if not np.isfinite(np.asarray(memoryview(logits))).all():
+        if not np.isfinite(np.array(logits, copy=False)).all():
             raise NonFiniteError(f"logits of tokens up to position {self.position - 1} hold NaN or infinity")
         return logits
 
     def _note(self, point: str, layer: int, value: Any) -> None:
-        """[DEC-048] What it is shown may not have run yet: an observer who reads it has it run, which changes no bit."""
+        """[DEC-048] What is shown may not have run yet: an observer who reads it has it run, which changes no bit."""
         if self._observe is not None:
             self._observe(point, layer, value)
 
@@ -340,8 +356,8 @@ class MlxDecoder:
         """Return to a snapshot; its predictions are read ahead again."""
         self.reset()
         self.state = state.copy()
-        for layer, prediction in state.predicted.items():
-            self._decode[layer].prepare(prediction.experts[0].tolist())
+        for layer, predicted in state.predicted.items():
+            self._decode[layer].prepare(predicted.routing.experts[0].tolist())
 
     def close(self) -> None:
         self._forget()

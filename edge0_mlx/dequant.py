@@ -32,16 +32,15 @@ def dequantize_as(matrix: QuantizedMatrix) -> Array:
 def quantize(weights: Array, bits: int, group_size: int) -> QuantizedMatrix:
     """[DEQ-020] Codes and coefficients of weights [rows, cols], in their dtype.
 
-    Always on the CPU: MLX's GPU kernels round halves away from zero and give other codes. A NaN weight has no code
-    and becomes 0, which is only defined if it never reaches MLX: it is replaced by a code-0 value of its group.
+    Always on the CPU: MLX's GPU kernels round halves away from zero and give other codes.
     """
     if weights.ndim != 2 or weights.shape[1] % group_size:
         raise ShapeError(f"weights {weights.shape}: rows are not whole groups of {group_size}")
     dtype = stored_dtype(weights)
     wide = from_numpy(widen(weights)).astype(dtype)
     packed, scales, biases = mx.quantize(wide, group_size=group_size, bits=bits, stream=mx.cpu)
-    coefficients = (narrow(np.array(part.astype(mx.float32)), weights.dtype) for part in (scales, biases))
-    return QuantizedMatrix(np.array(packed), *coefficients, bits, group_size)
+    held = [narrow(np.array(part.astype(mx.float32)), weights.dtype) for part in (scales, biases)]
+    return QuantizedMatrix(np.array(packed), held[0], held[1], bits, group_size)
 
 
 def embed(matrix: Weight, tokens: mx.array) -> Float[mx.array, "tokens hidden"]:

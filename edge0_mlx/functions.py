@@ -24,7 +24,7 @@ def swiglu(gate: Vector, up: Vector) -> Vector:
 
 
 def softplus(x: Vector) -> Vector:
-    return mx.logaddexp(x.astype(mx.float32), mx.array(0.0)).astype(x.dtype)
+    return mx.logaddexp(x.astype(mx.float32), 0.0).astype(x.dtype)
 
 
 def gelu(x: Vector) -> Vector:

@@ -14,7 +14,7 @@ import numpy as np
 from edge0_mlx.arrays import DeviceHead, device_head
 from edge0_mlx.prerouter import build_features, predict, routing_from_prediction
 from edge0_mlx.router import check_logits
-from edge0_ref.contract import Array, PrerouterHead, Routing, RouterSpec, SigmoidGroup
+from edge0_ref.contract import Array, PrerouterHead, RouterSpec, Routing, SigmoidGroup
 from edge0_ref.errors import NonFiniteError
 
 
@@ -27,6 +27,13 @@ class Pending(NamedTuple):
     executed_before: Array
 
 
+class Predicted(NamedTuple):
+    """[PRE-006] A consumer's routing, and its weights [1, k] where they were made."""
+
+    routing: Routing
+    weights: mx.array
+
+
 class Predictions(NamedTuple):
     """Of layers in `owners`, in order: logits [heads, 1, experts], experts and weights [heads, 1, k]."""
 
@@ -35,15 +42,19 @@ class Predictions(NamedTuple):
     experts: mx.array
     weights: mx.array
 
-    def routings(self) -> dict[int, Routing]:
+    def routings(self) -> dict[int, "Predicted"]:
         """Consumer -> routing, once evaluated. Raises NonFiniteError naming owner and consumer."""
-        logits, experts, weights = np.array(self.logits), np.array(self.experts).astype(np.int64), np.array(self.weights)
+        logits, weights = np.array(self.logits), np.array(self.weights)
+        experts = np.array(self.experts).astype(np.int64)
         for owner, row in zip(self.owners, logits, strict=True):
             try:
                 check_logits(row, experts.shape[-1])
             except NonFiniteError as error:
                 raise NonFiniteError(f"layer {owner} predicting for layer {owner + 1}: {error}") from None
-        return {owner + 1: Routing(experts[i], weights[i]) for i, owner in enumerate(self.owners)}
+        rows = mx.split(self.weights, len(self.owners))
+        return {
+            owner + 1: Predicted(Routing(experts[i], weights[i]), rows[i][0]) for i, owner in enumerate(self.owners)
+        }
 
 
 class Heads:
@@ -86,7 +97,8 @@ class Heads:
         return Predictions([pending.owner], logits, *routing_from_prediction(logits, self._specs[pending.owner]))
 
     def _run_stacked(self, x: list[mx.array], executed: mx.array, before: mx.array) -> tuple[mx.array, ...]:
-        features = build_features(mx.stack(x), executed, before, self._together.linear.shape[-1])
+        rows = mx.concatenate(x)[:, None]  # a stack of as many arrays would be as many nodes more
+        features = build_features(rows, executed, before, self._together.linear.shape[-1])
         logits = predict(self._together, features)
         return logits, *routing_from_prediction(logits, self._specs[self.owners[0]])
 

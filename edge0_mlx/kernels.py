@@ -46,7 +46,8 @@ def delta_rule(
     """
     outputs = []
     for t in range(q.shape[0]):
-        qt, kt, vt, bt, dt = (q, k, v, beta, decay) if q.shape[0] == 1 else (p[t : t + 1] for p in (q, k, v, beta, decay))
+        parts = (q, k, v, beta, decay)
+        qt, kt, vt, bt, dt = parts if q.shape[0] == 1 else (part[t : t + 1] for part in parts)
         state = state * dt
         remembered = (state * kt).sum(axis=-1, keepdims=True)
         state = state + (vt - remembered) * bt * kt

@@ -9,7 +9,7 @@ from jaxtyping import Float32, Int
 
 from edge0_mlx.arrays import from_numpy, to_numpy
 from edge0_ref.bits import widen
-from edge0_ref.contract import Array, Routing, RouterSpec, SigmoidGroup, SoftmaxTopK
+from edge0_ref.contract import Array, RouterSpec, Routing, SigmoidGroup, SoftmaxTopK
 from edge0_ref.errors import NonFiniteError, ShapeError
 
 Logits = Float32[mx.array, "tokens experts"]

@@ -28,13 +28,18 @@ class Evaluations:
         self._open: dict[int, list[mx.array]] = {}
 
     def run(self, *arrays: Any) -> None:
-        """Evaluate arrays (or trees of them) and every open graph. Raises BackendError when MLX fails, out of memory say."""
+        """Evaluate arrays, or trees of them, and every open graph. Raises BackendError, out of memory say."""
         self._counters.evaluations += 1
         opened, self._open = self._open, {}
         try:
             mx.eval(arrays, list(opened.values()))
         except (RuntimeError, MemoryError) as error:
             raise BackendError(f"MLX could not evaluate: {error}") from error
+
+    def submit(self, array: mx.array) -> None:
+        """Let a GPU begin with this; nobody waits."""
+        begin: Callable[[mx.array], None] = mx.async_eval
+        begin(array)
 
     def reads_slots_of(self, owner: object, result: mx.array) -> None:
         """`result` belongs to a graph over the slots of `owner`."""
@@ -53,8 +58,8 @@ class Evaluations:
 
 def host_memory(array: mx.array) -> Array | None:
     """The memory of an evaluated array as bytes, or None where MLX does not give it away for writing."""
-    view = memoryview(array)
-    return None if view.readonly else np.asarray(view).view(np.uint8)
+    view = np.asarray(array)
+    return view.view(np.uint8) if view.flags.writeable else None
 
 
 class Bank:
@@ -98,14 +103,11 @@ class Bank:
         found: dict[tuple[str, str], mx.array] = {}
         for name, part, shape, offset, _ in self.layout.pieces():
             memory, first = (self._codes, offset // 4) if part == "weight" else (base, (offset - start) // itemsize)
-            found[name, part] = mx.as_strided(
-                memory, (memory.shape[0], *shape), (memory.shape[1], shape[1], 1), first
-            )
+            found[name, part] = mx.as_strided(memory, (memory.shape[0], *shape), (memory.shape[1], shape[1], 1), first)
         mx.eval(list(found.values()))
+        form = self.layout.bits, self.layout.group_size
         gate, up, down = (
-            DeviceMatrix(
-                *(found[name, part] for part in ("weight", "scales", "biases")), self.layout.bits, self.layout.group_size
-            )
+            DeviceMatrix(found[name, "weight"], found[name, "scales"], found[name, "biases"], *form)
             for name, _, _ in self.layout.matrix_shapes
         )
         return gate, up, down

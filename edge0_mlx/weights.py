@@ -51,9 +51,10 @@ def joined(weights: Sequence[Weight]) -> DeviceMatrix | None:
     matrices = [weight for weight in weights if isinstance(weight, DeviceMatrix)]
     if len(matrices) < len(weights) or len({(m.bits, m.group_size, str(m.dtype)) for m in matrices}) > 1:
         return None
-    parts = [mx.concatenate([getattr(m, name) for m in matrices]) for name in ("packed", "scales", "biases")]
-    mx.eval(parts)
-    return DeviceMatrix(*parts, matrices[0].bits, matrices[0].group_size)
+    packed = mx.concatenate([m.packed for m in matrices])
+    scales, biases = mx.concatenate([m.scales for m in matrices]), mx.concatenate([m.biases for m in matrices])
+    mx.eval(packed, scales, biases)
+    return DeviceMatrix(packed, scales, biases, matrices[0].bits, matrices[0].group_size)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ READING_ORDER = (
     "readers",
     "checkpoint",
     "expert_store",
+    "packed",
     "inventory",
     "adapters",
     "tokens",
@@ -37,6 +38,7 @@ READING_ORDER = (
     "backend",
     "lanes",
     "fast_linear",
+    "fast_experts",
     "fast_kernels",
     "fast_backend",
     # drive: what turns logits into text

@@ -90,6 +90,17 @@ def open_adapters(folder: Path | str, config: ModelConfig) -> Adapters:
     return Adapters(heads, loras, top_k, metadata, notes)
 
 
+def adapter_top_k(folder: Path, config: ModelConfig) -> int | None:
+    """[PRE-011] K of a folder of adapters, from headers alone; None when they do not say. Raises AdapterError."""
+    metadata: dict[str, Any] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            metadata |= _decode_metadata(path, read_header(path)[1])
+        except CheckpointError as error:
+            raise AdapterError(str(error)) from None
+    return _top_k(folder, metadata, config)[0]
+
+
 def baked_adapters(checkpoint: Checkpoint) -> Adapters:
     """[DEC-063] The heads in a model's own files, with the metadata of those files. Raises AdapterError."""
     head_parts: dict[int, dict[str, Array]] = {}

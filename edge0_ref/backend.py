@@ -6,6 +6,7 @@ import numpy as np
 
 from edge0_ref import kernels
 from edge0_ref.adapters import Adapters
+from edge0_ref.arithmetic import Arithmetic
 from edge0_ref.checkpoint import Checkpoint
 from edge0_ref.contract import (
     EXECUTOR_KINDS,
@@ -24,7 +25,7 @@ from edge0_ref.contract import (
 )
 from edge0_ref.decoder import ReferenceDecoder
 from edge0_ref.dequant import dequantize, quantize
-from edge0_ref.executors import make_executor
+from edge0_ref.executors import RunExperts, make_executor
 from edge0_ref.lora import linear
 from edge0_ref.prefetch import Prefetcher
 from edge0_ref.prerouter import predict
@@ -83,10 +84,12 @@ class ReferenceBackend:
 class OwningExecutor:
     """An executor with reader threads of its own, for use outside a decoder."""
 
-    def __init__(self, kind: ExecutorKind, store: ExpertStore, slots: int) -> None:
+    def __init__(
+        self, kind: ExecutorKind, store: ExpertStore, slots: int, run: RunExperts = Arithmetic.run_experts
+    ) -> None:
         self.counters = Counters()
         self._prefetcher = Prefetcher(threads=2)
-        self._inner = make_executor(kind, store, slots, self._prefetcher, self.counters)
+        self._inner = make_executor(kind, store, slots, self._prefetcher, self.counters, run)
 
     @property
     def resident(self) -> frozenset[int]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from edge0_ref.bits import widen
 from edge0_ref.config import HeadStacks, ModelConfig, read_json
-from edge0_ref.contract import GROUP_SIZES, Array, QuantizedMatrix
+from edge0_ref.contract import GROUP_SIZES, Array, QuantizedMatrix, WrapStore
 from edge0_ref.errors import CheckpointError, ReadError
 from edge0_ref.readers import open_for_reading, read_exactly
 from edge0_ref.safetensors_header import TensorInfo, read_header
@@ -19,7 +19,8 @@ class Checkpoint:
     """[STO-003] A model folder, opened: nothing of a tensor is read before it is asked for.
 
     tensors: name -> place, without those the family skips; skipped: names of those, so that a command can say so;
-    heads: tensors of prerouter heads that came in the model's own files.
+    heads: tensors of prerouter heads that came in the model's own files; packed: the sidecar to read experts from;
+    wrap_store: put around each layer's store, by whoever watches reads.
     """
 
     folder: Path
@@ -28,6 +29,8 @@ class Checkpoint:
     skipped: tuple[str, ...]
     metadata: dict[str, str] = field(default_factory=dict)
     heads: dict[str, TensorInfo] = field(default_factory=dict)
+    packed: Path | None = None
+    wrap_store: WrapStore | None = None
 
     def __contains__(self, name: str) -> bool:
         return name in self.tensors

@@ -310,6 +310,8 @@ class Executor(Protocol[A]):
 
 
 Observe = Callable[[str, int, Any], None]
+RoutingSource = Callable[[int, int, Routing], Routing]  # (layer, position, routing) -> what is executed there instead
+WrapStore = Callable[[int, ExpertStore], ExpertStore]  # (layer, its store) -> the store that reads go through
 
 
 @dataclass(frozen=True)

@@ -29,17 +29,17 @@ from edge0_ref.config import (
     MlaConfig,
     MoeConfig,
 )
-from edge0_ref.contract import Array, Counters, Executor, Observe, Plan, PrerouterHead, Routing
+from edge0_ref.contract import Array, Counters, Executor, Observe, Plan, PrerouterHead, Routing, RoutingSource
 from edge0_ref.dequant import embed
 from edge0_ref.errors import NonFiniteError, UsageError
 from edge0_ref.executors import make_executor
-from edge0_ref.expert_store import ExpertFiles
 from edge0_ref.mixers.attention import Attention
 from edge0_ref.mixers.gated_delta import GatedDelta
 from edge0_ref.mixers.kda import Kda
 from edge0_ref.mixers.mla import Mla
 from edge0_ref.mixers.norm import rms_norm
 from edge0_ref.moe import GatedMlp, Moe
+from edge0_ref.packed import open_experts
 from edge0_ref.prefetch import Prefetcher
 from edge0_ref.prerouter import build_features, predict, routing_from_prediction, shift
 from edge0_ref.weights import Weights
@@ -49,6 +49,11 @@ Activations = Float32[np.ndarray, "tokens hidden"]
 
 def ignore(point: str, layer: int, value: Any) -> None:
     """The observer of nobody."""
+
+
+def keep(layer: int, position: int, routing: Routing) -> Routing:
+    """What routers and heads chose is what is executed."""
+    return routing
 
 
 @dataclass
@@ -112,6 +117,7 @@ class ReferenceDecoder:
         config, adapters = checkpoint.config, adapters or Adapters()
         self.config, self.plan, self.observe = config, plan, observe or ignore
         self.counters, self.arithmetic = Counters(), arithmetic or Arithmetic()
+        self.routing_source: RoutingSource = keep  # [ENG-072] a measurement may have another routing executed
         weights = Weights(checkpoint, adapters, self.arithmetic)
         self.embedding = weights.linear(config.embedding)
         self.head = self.embedding if config.head == config.embedding else weights.linear(config.head)
@@ -120,7 +126,7 @@ class ReferenceDecoder:
             Layer(weights, number, layer, config.norm_epsilon, plan.top_k) for number, layer in enumerate(config.layers)
         ]
         self.state, self._interrupted = self._new_state(), False
-        self._files = ExpertFiles(checkpoint, plan.read_mode)
+        self._files = open_experts(checkpoint, plan.read_mode)
         self._prefetcher = Prefetcher(plan.reader_threads)
         self._decode: dict[int, Executor[Array]] = {}
         self._prefill: dict[int, Executor[Array]] = {}
@@ -226,7 +232,7 @@ class ReferenceDecoder:
     ) -> Activations:
         number, observe = moe.layer, self.observe
         observe("moe_input", number, x)
-        routing = predicted or self._choose(moe, x)
+        routing = predicted or self.routing_source(number, self.position, self._choose(moe, x))
         observe("routing", number, routing)
         routed = executor(x, routing)
         observe("experts_output", number, routed)
@@ -255,6 +261,7 @@ class ReferenceDecoder:
             prediction = routing_from_prediction(logits[-1:], consumer.spec)
         except NonFiniteError as error:
             raise NonFiniteError(f"layer {owner.layer} predicting for layer {consumer.layer}: {error}") from None
+        prediction = self.routing_source(consumer.layer, self.position + 1, prediction)
         self.state.executed[owner.layer] = routing.experts[-1]
         self.state.predicted[consumer.layer] = prediction
         self._decode[consumer.layer].prepare([int(expert) for expert in prediction.experts[0]])

@@ -17,14 +17,14 @@ COEFFICIENT_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 @dataclass(frozen=True)
 class Piece:
-    """A range of an expert: expert e's `nbytes` bytes start at `offset + e * stride` of `path`. A stride of 0 is nbytes."""
+    """A range of an expert: expert e's `nbytes` bytes start at `offset + e * stride` of `path`."""
 
     tensor: str
     path: Path
     offset: int
     nbytes: int
+    stride: int
     slot_offset: int
-    stride: int = 0
 
 
 class FileExpertStore:
@@ -60,14 +60,14 @@ class FileExpertStore:
         for piece in self._pieces:
             target = view[piece.slot_offset : piece.slot_offset + piece.nbytes]
             try:
-                self._readers[piece.path].read_into(piece.offset + expert * (piece.stride or piece.nbytes), target)
+                self._readers[piece.path].read_into(piece.offset + expert * piece.stride, target)
             except OSError as error:
                 raise ReadError(
                     f"layer {self.layer} expert {expert}: reading {piece.tensor} from {piece.path} failed: {error}"
                 ) from error
-        self._check_coefficients(expert, slot)
+        self._check(expert, slot)
 
-    def _check_coefficients(self, expert: int, slot: Array) -> None:
+    def _check(self, expert: int, slot: Array) -> None:
         """[STO-012] NaN or infinite scales are an error of the file, found at the first read of that expert."""
         coefficients = slot[self._first_coefficient :].view(self._layout.numpy_coefficient)
         if self._layout.coefficient_dtype == "bfloat16":
@@ -123,7 +123,7 @@ def find_experts(checkpoint: Checkpoint, layer: int, moe: MoeConfig) -> tuple[Ex
     pieces = []
     for name, part, _, offset, length in layout.pieces():
         info = checkpoint.info(f"{module}.{name}.{part}")
-        pieces.append(Piece(info.name, info.path, info.offset, length, offset))
+        pieces.append(Piece(info.name, info.path, info.offset, length, length, offset))
     return layout, pieces
 
 

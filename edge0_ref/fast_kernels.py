@@ -11,21 +11,19 @@ import numba
 import numpy as np
 from numba import prange
 
-from edge0_ref import fast_linear
-
 FREE = {"reassoc", "contract", "nsz", "arcp"}  # NaN and infinity stay what they are: they are looked for later
 
 
 @numba.njit(cache=True, nogil=True, fastmath=FREE)
 @no_type_check
 def causal_conv(x, taps, state, y):
-    """[DEC-020] As `kernels.causal_conv`; taps by row, [kernel, channels]."""
+    """[DEC-020] As `kernels.causal_conv`."""
     history, channels = state.shape
     for t in range(x.shape[0]):
         for c in range(channels):
-            total = taps[history, c] * x[t, c]
+            total = taps[c, history] * x[t, c]
             for j in range(history):
-                total += taps[j, c] * state[j, c]
+                total += taps[c, j] * state[j, c]
             y[t, c] = total
         for j in range(history - 1):
             for c in range(channels):
@@ -103,13 +101,3 @@ def causal_attention(q, keys, values, first, scale, threads, y):
     else:
         for task in prange(tasks):
             attend(task, q, keys, values, first, scale, y)
-
-
-KERNELS = (
-    causal_conv,
-    delta_rule,
-    causal_attention,
-    fast_linear.linear_quantized,
-    fast_linear.linear_dense,
-    fast_linear.run_experts,
-)

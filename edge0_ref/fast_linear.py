@@ -35,10 +35,30 @@ from edge0_ref.lanes import (
 ROWS = 32  # a thread takes this many rows at a time, so which rows share a block depends on no thread
 
 
+def linear_room(tokens: int, cols: int, size: int, rank: int) -> int:
+    """How many float32 of scratch memory `linear_quantized` needs."""
+    return tokens * (cols + cols // size * WIDTH + rank)
+
+
+@numba.njit(cache=True, nogil=True)
+@no_type_check
+def room(work, rows, cols):
+    """The start of `work` as [rows, cols]."""
+    return work[: rows * cols].reshape(rows, cols)
+
+
+@numba.njit(cache=True, nogil=True)
+@no_type_check
+def room_for_arranged(work, tokens, cols, size):
+    """Room for activations as rows of codes meet them, for their sums by lane, and what is left of `work`."""
+    used, lanes = tokens * cols, tokens * (cols // size) * WIDTH
+    return room(work, tokens, cols), room(work[used:], tokens * (cols // size), WIDTH), work[used + lanes :]
+
+
 @numba.njit(cache=True, nogil=True)
 @no_type_check
 def arrange_token(x, t, bits, size, turned, sums):
-    """Token t as rows of codes meet it, turned [tokens, cols], and its sums by lane, sums [tokens, groups, 16].
+    """Token t as rows of codes meet it, turned [tokens, cols], and its sums by lane, sums [tokens * groups, 16].
 
     A block of 16 bytes of int4 codes holds 32 columns, the even ones in the low nibbles and the odd ones in the high
     nibbles: the even columns of each 32 go before the odd ones. int8 codes stand as they are.
@@ -58,11 +78,10 @@ def arrange_token(x, t, bits, size, turned, sums):
         store(sums, (t * (cols // size) + g) * WIDTH, group_sum)
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=True, nogil=True, inline="always")
 @no_type_check
-def quantized_dot(packed, code, scales, scale, biases, bias, form, turned, sums, t):
+def dot_of_one(packed, code, scales, scale, biases, bias, kind, bits, size, turned, sums, t):
     """One row times token t. The row's bytes start at packed[code], its coefficients at scales[scale], biases[bias]."""
-    kind, bits, size = form
     cols = turned.shape[1]
     groups = cols // size
     scaled, shifted = zeros(), zeros()
@@ -77,19 +96,16 @@ def quantized_dot(packed, code, scales, scale, biases, bias, form, turned, sums,
                 part = multiply_add(high_codes(packed, byte), load(turned, x + (2 * i + 1) * WIDTH), part)
         else:
             for i in range(size // WIDTH):
-                part = multiply_add(
-                    codes(packed, code + g * size + i * WIDTH), load(turned, x + i * WIDTH), part
-                )
+                part = multiply_add(codes(packed, code + g * size + i * WIDTH), load(turned, x + i * WIDTH), part)
         scaled = multiply_add(spread(number(scales, scale + g, kind)), part, scaled)
         shifted = multiply_add(spread(number(biases, bias + g, kind)), load(sums, (t * groups + g) * WIDTH), shifted)
     return total(multiply_add(spread(np.float32(1)), scaled, shifted))
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=True, nogil=True, inline="always")
 @no_type_check
-def quantized_dot_of_four(packed, code, scales, scale, biases, bias, form, turned, sums, t):
+def dot_of_four(packed, code, scales, scale, biases, bias, kind, bits, size, turned, sums, t):
     """One row times tokens t .. t + 3: codes are unpacked once, and each token's additions are those of one alone."""
-    kind, bits, size = form
     cols = turned.shape[1]
     groups = cols // size
     scaled0, scaled1, scaled2, scaled3 = zeros(), zeros(), zeros(), zeros()
@@ -135,17 +151,33 @@ def quantized_dot_of_four(packed, code, scales, scale, biases, bias, form, turne
 
 @numba.njit(cache=True, nogil=True)
 @no_type_check
-def quantized_row(packed, code, scales, scale, biases, bias, form, turned, sums, first, last, y, r):
-    """y[t, r] for tokens first .. last - 1, four at a time."""
+def quantized_rows(packed, code, scales, scale, biases, bias, form, turned, sums, first, last, top, end, y):
+    """y[t, r] for rows top .. end - 1 and tokens first .. last - 1: four tokens for all rows, then the next four.
+
+    code, scale, bias: where row 0 starts. The form of published checkpoints is compiled with its numbers known: short
+    loops are unrolled, branches are gone.
+    """
+    kind, bits, size = form[0], form[1], form[2]
+    usual = kind == BFLOAT16 and bits == 4 and size == 64
+    row_bytes, groups = turned.shape[1] * bits // 8, turned.shape[1] // size
     t = first
-    while t + 4 <= last:
-        y[t, r], y[t + 1, r], y[t + 2, r], y[t + 3, r] = quantized_dot_of_four(
-            packed, code, scales, scale, biases, bias, form, turned, sums, t
-        )
-        t += 4
     while t < last:
-        y[t, r] = quantized_dot(packed, code, scales, scale, biases, bias, form, turned, sums, t)
-        t += 1
+        four = t + 4 <= last
+        for r in range(top, end):
+            c, s, b = code + r * row_bytes, scale + r * groups, bias + r * groups
+            if four and usual:
+                y[t, r], y[t + 1, r], y[t + 2, r], y[t + 3, r] = dot_of_four(
+                    packed, c, scales, s, biases, b, BFLOAT16, 4, 64, turned, sums, t
+                )
+            elif four:
+                y[t, r], y[t + 1, r], y[t + 2, r], y[t + 3, r] = dot_of_four(
+                    packed, c, scales, s, biases, b, kind, bits, size, turned, sums, t
+                )
+            elif usual:
+                y[t, r] = dot_of_one(packed, c, scales, s, biases, b, BFLOAT16, 4, 64, turned, sums, t)
+            else:
+                y[t, r] = dot_of_one(packed, c, scales, s, biases, b, kind, bits, size, turned, sums, t)
+        t += 4 if four else 1
 
 
 @numba.njit(cache=True, nogil=True)
@@ -183,11 +215,9 @@ def prepare_token(x, t, form, turned, sums, down, lora_kind, low):
 @no_type_check
 def linear_block(block, packed, scales, biases, form, turned, sums, up, lora_kind, lora_scale, low, y):
     """ROWS rows for every token, each with its own row of the LoRA added."""
-    row_bytes, groups = turned.shape[1] * form[1] // 8, turned.shape[1] // form[2]
-    for r in range(block * ROWS, min((block + 1) * ROWS, y.shape[1])):
-        quantized_row(
-            packed, r * row_bytes, scales, r * groups, biases, r * groups, form, turned, sums, 0, y.shape[0], y, r
-        )
+    top, end = block * ROWS, min((block + 1) * ROWS, y.shape[1])
+    quantized_rows(packed, 0, scales, 0, biases, 0, form, turned, sums, 0, y.shape[0], top, end, y)
+    for r in range(top, end):
         if low.shape[1] > 0:
             for t in range(y.shape[0]):
                 y[t, r] += lora_scale * dense_dot(up, r, lora_kind, low, t)
@@ -195,12 +225,14 @@ def linear_block(block, packed, scales, biases, form, turned, sums, up, lora_kin
 
 @numba.njit(cache=True, nogil=True, parallel=True)
 @no_type_check
-def linear_quantized(x, packed, scales, biases, form, down, up, lora_kind, lora_scale, turned, sums, low, threads, y):
+def linear_quantized(x, packed, scales, biases, form, down, up, lora_kind, rank, lora_scale, work, threads, y):
     """[DEQ-010] [LOR-001] y = W x + lora_scale * B (A x), float32 throughout.
 
-    x [tokens, cols], y [tokens, rows]; packed: bytes; scales, biases, down, up: 16-bit words, flat; form: (kind of the
-    coefficients, bits, group size); turned, sums, low [tokens, rank] are overwritten; `threads` 1 stays in this one.
+    x [tokens, cols], y [tokens, rows]; packed: bytes; scales, biases, down, up: 16-bit words, flat; form: [kind of the
+    coefficients, bits, group size]; work: room for `linear_room` numbers; `threads` 1 stays in this one.
     """
+    turned, sums, rest = room_for_arranged(work, x.shape[0], x.shape[1], form[2])
+    low = room(rest, x.shape[0], rank)
     blocks = (y.shape[1] + ROWS - 1) // ROWS
     if threads == 1:
         for t in range(x.shape[0]):
@@ -236,67 +268,3 @@ def linear_dense(x, weight, kind, threads, y):
     else:
         for block in prange(blocks):
             dense_block(block, x, weight, kind, y)
-
-
-@numba.njit(cache=True, nogil=True)
-@no_type_check
-def expert_rows(projection, block, job, bank, words, slots, starts, places, form, turned, sums, y):
-    """ROWS rows of one projection of one job's expert, for the job's positions.
-
-    places[projection]: (offset of codes, of scales, of biases) in a slot; codes count bytes, coefficients elements.
-    """
-    slot, per_slot = slots[job], places[3]
-    code, scale, bias = places[projection]
-    row_bytes, groups = turned.shape[1] * form[1] // 8, turned.shape[1] // form[2]
-    for r in range(block * ROWS, min((block + 1) * ROWS, y.shape[1])):
-        quantized_row(
-            bank,
-            slot * per_slot[0] + code + r * row_bytes,
-            words,
-            slot * per_slot[1] + scale + r * groups,
-            words,
-            slot * per_slot[1] + bias + r * groups,
-            form,
-            turned,
-            sums,
-            starts[job],
-            starts[job + 1],
-            y,
-            r,
-        )
-
-
-@numba.njit(cache=True, nogil=True)
-@no_type_check
-def gate_and_up_rows(task, blocks, bank, words, slots, starts, places, form, turned, sums, gate, inner):
-    """ROWS rows of silu(gate x) * (up x) of one job's expert."""
-    job, block = task // blocks, task % blocks
-    expert_rows(0, block, job, bank, words, slots, starts, places, form, turned, sums, gate)
-    expert_rows(1, block, job, bank, words, slots, starts, places, form, turned, sums, inner)
-    for t in range(starts[job], starts[job + 1]):
-        for r in range(block * ROWS, min((block + 1) * ROWS, gate.shape[1])):
-            inner[t, r] *= gate[t, r] / (np.float32(1) + np.exp(-gate[t, r]))
-
-
-@numba.njit(cache=True, nogil=True, parallel=True)
-@no_type_check
-def run_experts(x, bank, words, slots, starts, places, form, work_in, work_out, threads, y):
-    """[EXE-003] down(silu(gate x) * (up x)) for all experts of a call at once, each where it lies in its slot.
-
-    Job j is the expert in slots[j] at positions starts[j] .. starts[j + 1] - 1 of x, y [positions, hidden].
-    work_in, work_out: (turned, sums) for hidden and inner columns, the second with gate and inner before them.
-    """
-    turned, sums = work_in
-    gate, inner, inner_turned, inner_sums = work_out
-    jobs, positions = slots.shape[0], x.shape[0]
-    inner_blocks, blocks = (inner.shape[1] + ROWS - 1) // ROWS, (y.shape[1] + ROWS - 1) // ROWS
-    for t in prange(positions):
-        arrange_token(x, t, form[1], form[2], turned, sums)
-    for task in prange(jobs * inner_blocks):
-        gate_and_up_rows(task, inner_blocks, bank, words, slots, starts, places, form, turned, sums, gate, inner)
-    for t in prange(positions):
-        arrange_token(inner, t, form[1], form[2], inner_turned, inner_sums)
-    for task in prange(jobs * blocks):
-        expert_rows(
-            2, task % blocks, task // blocks, bank, words, slots, starts, places, form, inner_turned, inner_sums, y
-        )

@@ -8,7 +8,8 @@ No fast-math: the compiler may not reorder. The loops still vectorise, because e
 """
 
 import math
-from typing import no_type_check
+from collections.abc import Iterable
+from typing import Any, no_type_check
 
 import numba
 import numpy as np
@@ -228,10 +229,10 @@ KERNELS = (
 )
 
 
-def compiled_before() -> bool:
+def compiled_before(wanted: Iterable[Any] = KERNELS) -> bool:
     """Whether an earlier run left these kernels compiled on this machine; always true when Numba is switched off.
 
     A cache of other sources or another Numba does not count. Asks Numba's own index, which has no public name.
     """
-    files = [kernel._cache._cache_file for kernel in KERNELS if hasattr(kernel, "_cache")]
+    files = [kernel._cache._cache_file for kernel in wanted if hasattr(kernel, "_cache")]
     return not files or any(file._load_index() for file in files)

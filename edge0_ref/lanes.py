@@ -10,6 +10,7 @@ Arrays are contiguous, and an index counts elements from their start, whatever t
 """
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ HALFWORDS = ir.VectorType(ir.IntType(16), WIDTH)
 BYTES = ir.VectorType(ir.IntType(8), WIDTH)
 
 
-class LanesType(types.Type):  # type: ignore[misc]
+class LanesType(types.Type):
     """How Numba calls sixteen float32 in a register."""
 
     def __init__(self) -> None:
@@ -39,7 +40,7 @@ LANES = LanesType()
 
 
 @register_model(LanesType)
-class LanesModel(models.PrimitiveModel):  # type: ignore[misc]
+class LanesModel(models.PrimitiveModel):
     """They live in one LLVM vector."""
 
     def __init__(self, manager: Any, kind: LanesType) -> None:
@@ -51,7 +52,7 @@ def compiled_as(function: Any, result: Any, *arguments: Any) -> Callable[[Any], 
 
     @type_callable(function)
     def typed(context: Any) -> Any:
-        return lambda *given: result
+        return wraps(function)(lambda *given: result)
 
     def decorate(emit: Any) -> Any:
         @lower_builtin(function, *arguments)

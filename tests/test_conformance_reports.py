@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+CONFORMANCE = [sys.executable, "-m", "conformance"]
 EXAMPLE = re.search(r"```python\n(.*?)```", (ROOT / "conformance/README.md").read_text("utf-8"), re.DOTALL)
 
 
 def conformance_of(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "conformance", *arguments]
+    command = [*CONFORMANCE, *arguments]
     return subprocess.run(
         command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(folder)}, capture_output=True, text=True
     )

@@ -12,7 +12,6 @@ from edge0_mlx.slots import Evaluations
 from edge0_ref.contract import Counters, ExecutorKind, ExpertStore
 from edge0_ref.prefetch import Prefetcher
 
-
 MlxExecutor = ExactExecutor | StagedExecutor | WholeLayerExecutor
 
 

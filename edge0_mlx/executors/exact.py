@@ -52,8 +52,9 @@ class CallGraph:
         places = np.flatnonzero(slots >= 0)
         places = places[np.argsort(slots[places], kind="stable")]
         in_order = SORT_FROM <= len(places) <= SORT_UP_TO
-        of_rows, of_slots = Places.of(places // self._routing.experts.shape[1]), mx.array(slots[places].astype(np.uint32))
-        part = run_experts(self._x[:, None], bank.matrices, of_slots, of_rows, in_order)[:, 0]
+        rows = Places.of(places // self._routing.experts.shape[1])
+        of_slots = mx.array(slots[places].astype(np.uint32))
+        part = run_experts(self._x[:, None], bank.matrices, of_slots, rows, in_order)[:, 0]
         self._parts.append(part)
         self._places.append(places)
         return part

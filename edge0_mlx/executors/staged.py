@@ -60,7 +60,7 @@ class StagedExecutor:
         return graph.result()
 
     def hold(self, routing: Routing) -> Held | None:
-        """What a call would run, for a graph that reaches beyond this layer's experts; None if that takes several groups.
+        """What a call would run, for a graph that reaches beyond its experts; None if that takes several groups.
 
         With 2K slots it takes one, whatever is resident: the same function then runs every token.
         """
@@ -86,8 +86,7 @@ class StagedExecutor:
                     group = {}
                 for placement in placements:
                     self._read(placement, "now")
-                for expert in ready:
-                    group[expert] = self._wait(expert)
+                self._wait_for(ready, group)
                 self.counters.on_demand += len(placements)
                 ready, missing = [p.expert for p in placements], missing[len(placements) :]
         finally:
@@ -123,18 +122,22 @@ class StagedExecutor:
         self.counters.reads += 1
         self.counters.bytes_read += slot.bytes.nbytes
 
-    def _wait(self, expert: int) -> int:
-        """The slot of an expert whose bytes are there."""
-        slot = self._table.slot_of[expert]
-        if slot in self._reads:
-            self._end_read(expert, slot)
-        if self._ahead and expert in self._ahead:
-            self._ahead.remove(expert)
-            self.counters.read_ahead += 1
-        elif self._table.was_resident(expert):
-            self.counters.hits += 1
-        self._table.use(expert)
-        return slot
+    def _wait_for(self, experts: Sequence[int], group: dict[int, int]) -> None:
+        """Add experts to `group`, with their slots, as soon as their bytes are there."""
+        table, reads = self._table, self._reads
+        try:
+            for expert in experts:
+                slot = table.slot_of[expert]
+                if slot in reads:
+                    self._end_read(expert, slot)
+                group[expert] = slot
+                table.use(expert)
+        finally:
+            met = [expert for expert in experts if expert in group and table.was_resident(expert)]
+            ahead = self._ahead.intersection(met)
+            self._ahead -= ahead
+            self.counters.read_ahead += len(ahead)
+            self.counters.hits += len(met) - len(ahead)
 
     def _end_read(self, expert: int, slot: int) -> None:
         try:

@@ -36,9 +36,8 @@ class KeyValueCache(NamedTuple):
             keys_twice, values_twice = (mx.concatenate([held, more], axis=2) for held in self.arrays)
             return KeyValueCache(keys_twice, values_twice, self.length).append(keys, values)
         first = mx.array([self.length])
-        return KeyValueCache(
-            mx.slice_update(self.keys, keys, first, axes=[2]), mx.slice_update(self.values, values, first, axes=[2]), end
-        )
+        held = mx.slice_update(self.keys, keys, first, axes=[2]), mx.slice_update(self.values, values, first, axes=[2])
+        return KeyValueCache(*held, end)
 
     @property
     def arrays(self) -> tuple[mx.array, ...]:

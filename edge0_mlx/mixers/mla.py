@@ -69,7 +69,9 @@ class LatentReader:
         into_latent = per_head(q, self.w_uk.swapaxes(1, 2))
         return mx.concatenate([into_latent, q_rotary], axis=-1)[None]
 
-    def read(self, query: mx.array, rows: Float[mx.array, "1 1 positions row"]) -> Float[mx.array, "heads tokens value"]:
+    def read(
+        self, query: mx.array, rows: Float[mx.array, "1 1 positions row"]
+    ) -> Float[mx.array, "heads tokens value"]:
         """W_UV (P c): the values are the rows' first dims."""
         latents = rows[..., : self.w_uv.shape[2]]
         return per_head(kernels.causal_attention(query, rows, latents, self.scale)[0], self.w_uv)
@@ -89,7 +91,8 @@ class Mla:
         self.reader = LatentReader(kv_b[:, : config.key_size], kv_b[:, config.key_size :], scale)
 
     def new_state(self) -> LatentCache:
-        return LatentCache(mx.zeros((1, 1, FIRST_CAPACITY, self.config.latent_size + self.config.rotary_size), self.dtype))
+        row = self.config.latent_size + self.config.rotary_size
+        return LatentCache(mx.zeros((1, 1, FIRST_CAPACITY, row), self.dtype))
 
     def angles(self, first: int, tokens: int) -> tuple[mx.array, mx.array]:
         """cos and sin of the positions from `first` on, [tokens, 1, half]."""

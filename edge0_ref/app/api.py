@@ -18,6 +18,7 @@ from typing import Any, cast
 
 from edge0_ref.adapters import Adapters, adapters_of
 from edge0_ref.app.backends import find_backend, notice_of
+from edge0_ref.app.read_mode import default_read_mode
 from edge0_ref.checkpoint import Checkpoint
 from edge0_ref.config import ModelConfig
 from edge0_ref.contract import (
@@ -36,6 +37,7 @@ from edge0_ref.engine.sampling import SamplingSettings
 from edge0_ref.engine.session import Generation, Prompt, Session, check_limits, prompt_ids
 from edge0_ref.errors import UsageError
 from edge0_ref.inventory import open_checkpoint
+from edge0_ref.packed import SIDECAR
 from edge0_ref.tokens import Tokenizer, open_tokenizer
 
 Notify = Callable[[str], None]
@@ -55,42 +57,59 @@ def open_model(
     memory: int | str | None = None,
     executor: str = "staged",
     slots: int | None = None,
-    read_mode: str = "pread",
+    read_mode: str | None = None,
+    packed: Path | str | None = None,
     reader_threads: int = 2,
     context: int | None = None,
     observe: Observe | None = None,
+    cache: Path | None = None,
     notify: Notify = lambda text: None,
 ) -> "Model":
     """Open a model folder (None: the embedded model); files are checked now, weights are read with the first text.
 
     adapters: a folder; None takes `adapters` inside the model's folder if it is there. memory: bytes, or "3GiB".
-    context: tokens to plan for; None plans for what a text asks for. notify: told what a user should know. Raises
-    CheckpointError, AdapterError, UsageError.
+    context: tokens to plan for; None plans for what a text asks for. read_mode: None is `default_read_mode`, with what
+    `edge0 doctor` left in the folder `cache`. packed: a sidecar, or its folder; None takes the one beside the model if
+    it is there, "none" takes none. notify: told what a user should know. Raises CheckpointError, AdapterError,
+    UsageError.
     """
     for what, value, known in (("executor", executor, EXECUTOR_KINDS), ("read mode", read_mode, READ_MODES)):
-        if value not in known:
+        if value is not None and value not in known:
             raise UsageError(f"{what} {value!r}, wanted one of {', '.join(known)}")
+    budget = parse_size(memory) if isinstance(memory, str) else memory
+    checkpoint = choose_packed(open_checkpoint(embedded_model() if folder is None else folder), packed)
     settings = ModelSettings(
         backend=backend,
         request=Request(
             context=1 if context is None else context,
-            memory=parse_size(memory) if isinstance(memory, str) else memory,
+            memory=budget,
             executor=cast(ExecutorKind, executor),
             slots=slots,
-            read_mode=cast(ReadMode, read_mode),
+            read_mode=cast(ReadMode, read_mode or default_read_mode(checkpoint, budget, cache)),
             reader_threads=reader_threads,
         ),
         context=context,
         observe=observe,
         notify=notify,
     )
-    checkpoint = open_checkpoint(embedded_model() if folder is None else folder)
     held = checkpoint.folder / "adapters"
     chosen = Path(adapters) if adapters is not None else held if held.is_dir() else None
     opened = adapters_of(checkpoint, chosen) if use_adapters else Adapters()
     for note in opened.notes:
         notify(note)
     return Model(checkpoint, opened, settings)
+
+
+def choose_packed(checkpoint: Checkpoint, packed: Path | str | None) -> Checkpoint:
+    """[STO-044] The checkpoint with the sidecar that was asked for. Raises UsageError when it is not there."""
+    if packed is None:
+        return checkpoint
+    if str(packed) == "none":
+        return replace(checkpoint, packed=None)
+    path = Path(packed) / SIDECAR if Path(packed).is_dir() else Path(packed)
+    if not path.exists():
+        raise UsageError(f"{path}: no such file; `edge0 pack` makes it")
+    return replace(checkpoint, packed=path)
 
 
 @dataclass(frozen=True)

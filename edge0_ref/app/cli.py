@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable
 from functools import wraps
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -30,7 +31,13 @@ AdapterFolder = Annotated[
 ]
 NoAdapters = Annotated[bool, typer.Option("--no-adapters", help="Run without prerouter heads and LoRA.")]
 ExecutorName = Annotated[str, typer.Option("--executor", help="exact, staged, hot or whole_layer.")]
-ReadModeName = Annotated[str, typer.Option("--read-mode", help="mmap, pread or direct.")]
+ReadModeName = Annotated[
+    str | None, typer.Option("--read-mode", help="mmap, pread or direct; default: as `edge0 doctor` found.")
+]
+PackedFile = Annotated[
+    str | None,
+    typer.Option("--packed", help="Sidecar of `edge0 pack`, or its folder; default: MODEL/experts.edge0; or none."),
+]
 Json = Annotated[bool, typer.Option("--json", help="End with one JSON object on the last line of stdout.")]
 
 
@@ -126,7 +133,8 @@ def generate(
     executor: ExecutorName = "staged",
     slots: Annotated[int | None, typer.Option(help="Expert slots a layer; default: by plan.")] = None,
     memory: Annotated[str | None, typer.Option(help="Budget of the whole process, 3GiB.")] = None,
-    read_mode: ReadModeName = "pread",
+    read_mode: ReadModeName = None,
+    packed: PackedFile = None,
     json: Json = False,
     stats: Annotated[bool, typer.Option("--stats", help="A table of what it cost, on stderr.")] = False,
 ) -> None:
@@ -147,6 +155,8 @@ def generate(
         executor=executor,
         slots=slots,
         read_mode=read_mode,
+        packed=packed,
+        cache=cache_folder(),
         notify=tell,
     ) as opened:
         chosen = choose_prompt(prompt, prompt_ids)
@@ -163,7 +173,8 @@ def logits(
     adapters: AdapterFolder = None,
     no_adapters: NoAdapters = False,
     executor: ExecutorName = "staged",
-    read_mode: ReadModeName = "pread",
+    read_mode: ReadModeName = None,
+    packed: PackedFile = None,
 ) -> None:
     """Write the logits of every token of a prompt: tensor `logits` [tokens, vocab], float32."""
     from edge0_ref.app.api import open_model
@@ -176,6 +187,8 @@ def logits(
         use_adapters=not no_adapters,
         executor=executor,
         read_mode=read_mode,
+        packed=packed,
+        cache=cache_folder(),
         notify=tell,
     ) as opened:
         run_logits(opened, choose_prompt(prompt, prompt_ids), out)
@@ -186,13 +199,14 @@ def inspect(
     model: ModelFolder = None,
     adapters: AdapterFolder = None,
     no_adapters: NoAdapters = False,
+    packed: PackedFile = None,
     json: Json = False,
 ) -> None:
     """Show what a model folder holds: architecture, tensors, quantisation, experts, adapters, skipped tensors."""
     from edge0_ref.app.api import open_model
     from edge0_ref.app.inspect import run_inspect
 
-    with open_model(model, adapters=adapters, use_adapters=not no_adapters, notify=tell) as opened:
+    with open_model(model, adapters=adapters, use_adapters=not no_adapters, packed=packed, notify=tell) as opened:
         run_inspect(opened, json=json)
 
 
@@ -229,7 +243,8 @@ def synth(
     layers: Annotated[int | None, typer.Option(help="Layers; default: all.")] = None,
     experts: Annotated[int | None, typer.Option(help="Experts a layer; default: as published.")] = None,
     set_fields: Annotated[
-        list[str] | None, typer.Option("--set", metavar="FIELD=N", help="Change a field of config.json; may be repeated.")
+        list[str] | None,
+        typer.Option("--set", metavar="FIELD=N", help="Change a field of config.json; may be repeated."),
     ] = None,
     seed: Annotated[int, typer.Option(help="The same seed, the same bytes.")] = 0,
     tokenizer: Annotated[bool, typer.Option("--tokenizer", help="A tokenizer too, one token a byte.")] = False,
@@ -246,6 +261,46 @@ def synth(
     tell(f"{made['model']}: {made['bytes']:,} bytes in {made['files']} files, {made['seconds']} s, {made['gb_s']} GB/s")
     if json:
         print(dumps(made))
+
+
+@command
+def pack(
+    model: ModelFolder = None,
+    out: Annotated[str | None, typer.Option(metavar="DIR", help="Where the file goes; default: MODEL.")] = None,
+    json: Json = False,
+) -> None:
+    """Write the sidecar of a model, one aligned read an expert; or check the one that is there."""
+    from json import dumps
+
+    from edge0_ref.app.api import embedded_model
+    from edge0_ref.app.pack import run_pack
+
+    did = run_pack(embedded_model() if model is None else Path(model), out, tell)
+    tell(f"{did['sidecar']}: {did['did']}, {did['bytes_done']:,} bytes in {did['seconds']} s, {did['gb_s']} GB/s")
+    if json:
+        print(dumps(did))
+
+
+@command
+def doctor(
+    model: Annotated[
+        str | None, typer.Argument(metavar="[MODEL]", help="Model folder; default: the two published.")
+    ] = None,
+    k: Annotated[int | None, typer.Option(min=1, help="Experts a token; default: as the adapters say.")] = None,
+    backend: BackendName = "reference",
+) -> None:
+    """Measure memory, kernels and disk, and say what to expect of a model; the best read mode is remembered."""
+    from edge0_ref.app.doctor import run_doctor
+
+    run_doctor(None if model is None else Path(model), k, backend, cache_folder())
+
+
+def cache_folder() -> Path | None:
+    """Where what was measured on this machine is kept; None without a home."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edge0"
+    except RuntimeError:
+        return None
 
 
 def choose_fields(texts: list[str], **named: int | None) -> dict[str, int]:

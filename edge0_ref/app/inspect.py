@@ -11,7 +11,9 @@ from edge0_ref.config import AttentionConfig, GatedDeltaConfig, KdaConfig, Mixer
 from edge0_ref.contract import SigmoidGroup, SoftmaxTopK
 from edge0_ref.engine.memory import size_text
 from edge0_ref.engine.plan import sizes_of
+from edge0_ref.errors import CheckpointError
 from edge0_ref.expert_store import COEFFICIENT_NAMES, find_experts
+from edge0_ref.packed import verify_sidecar
 
 Section = dict[str, Any]
 
@@ -39,6 +41,7 @@ def describe(model: Model) -> dict[str, Section]:
         "files": files(checkpoint),
         "quantization": quantization(checkpoint),
         "experts": experts(checkpoint, adapters),
+        "packed": packed(checkpoint),
         "adapters": adapter_facts(adapters),
         "skipped": skipped(checkpoint),
     }
@@ -155,6 +158,18 @@ def router_text(router: SoftmaxTopK | SigmoidGroup) -> str:
             return f"sigmoid, top {router.top_k} of the best {router.top_groups} of {router.num_groups} groups"
 
 
+def packed(checkpoint: Checkpoint) -> Section:
+    """[STO-044] The sidecar that experts are read from, and whether it would be refused."""
+    path = checkpoint.packed
+    if path is None:
+        return {"present": False}
+    try:
+        verify_sidecar(checkpoint, path)
+    except CheckpointError as error:
+        return {"present": True, "file": str(path), "refused": str(error)}
+    return {"present": True, "file": str(path), "bytes_of_file": path.stat().st_size, "ranges_an_expert": 1}
+
+
 def adapter_facts(adapters: Adapters) -> Section:
     if not adapters.heads and not adapters.loras:
         return {"present": False}
@@ -166,6 +181,7 @@ def adapter_facts(adapters: Adapters) -> Section:
         "heads": len(adapters.heads),
         "loras": len(adapters.loras),
         "ranks": sorted({lora.down.shape[0] for lora in adapters.loras.values()}),
+        "alpha": adapters.metadata.get("alpha"),
         "scales": sorted({lora.scale for lora in adapters.loras.values()}),
         "bytes_of_adapters": adapters.nbytes,
         "metadata": {name: str(value) for name, value in told.items()},

@@ -139,12 +139,13 @@ def make_config(preset: Preset, changes: Mapping[str, int] = MappingProxyType({}
     for name, value in changes.items():
         section = next((part for part in (config, config.get("text_config", {})) if name in part), {})
         if type(section.get(name)) is not int:
-            fields = sorted(field for field, held in {**config, **config.get("text_config", {})}.items() if type(held) is int)
-            raise UsageError(f"{name!r} is no field with a whole number; those are {', '.join(fields)}")
+            numbers = {**config, **config.get("text_config", {})}
+            fields = ", ".join(sorted(field for field, held in numbers.items() if type(held) is int))
+            raise UsageError(f"{name!r} is no field with a whole number; those are {fields}")
         section[name] = value
     quantization: dict[str, Any] = {"group_size": GROUP_SIZE, "bits": 4, "mode": "affine"}
     for module in model_of(config, "the changed config").tensors.linears:
-        if module.endswith(preset.eight_bit or "\n"):
+        if module.endswith(preset.eight_bit):
             quantization[module] = {"group_size": GROUP_SIZE, "bits": 8}
     return {**config, "quantization": quantization, "quantization_config": quantization}
 

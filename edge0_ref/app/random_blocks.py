@@ -7,6 +7,7 @@ prime, so no two experts of a layer hold the same bytes.
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 from typing import Literal
 
 import numpy as np
@@ -48,7 +49,7 @@ class NewTensor:
 
     @property
     def nbytes(self) -> int:
-        return int(np.prod(self.shape, dtype=np.int64)) * DTYPES[self.dtype].itemsize
+        return prod(self.shape) * DTYPES[self.dtype].itemsize
 
 
 class RandomBlocks:
@@ -64,7 +65,7 @@ class RandomBlocks:
         """The bytes of a tensor, in pieces of one block at most."""
         key = (tensor.dtype, tensor.values)
         if key not in self._blocks:
-            self._blocks[key] = memoryview(self._block(*key)).cast("B")
+            self._blocks[key] = self._block(*key).view(np.uint8).data
         block, left = self._blocks[key], tensor.nbytes
         itemsize = DTYPES[tensor.dtype].itemsize
         start = zlib.crc32(f"{self._seed} {tensor.place}".encode()) % (len(block) // itemsize) * itemsize

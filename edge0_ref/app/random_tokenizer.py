@@ -8,7 +8,7 @@ TEMPLATE = "{% for message in messages %}{{ message.content }}\n{% endfor %}"
 
 
 def write_tokenizer(folder: Path, vocab_size: int, end_ids: Collection[int]) -> None:
-    """[STO-053] tokenizer.json and tokenizer_config.json: any text has ids, and any id has a text."""
+    """tokenizer.json and tokenizer_config.json: any text has ids, and any id has a text."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())

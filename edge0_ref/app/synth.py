@@ -20,6 +20,7 @@ from edge0_ref.app.progress import Advance, byte_bar
 from edge0_ref.app.random_blocks import NewTensor, RandomBlocks, Values
 from edge0_ref.app.random_tokenizer import write_tokenizer
 from edge0_ref.config import ModelConfig, MoeConfig
+from edge0_ref.contract import ExpertLayout
 from edge0_ref.engine.memory import size_text
 from edge0_ref.errors import UsageError
 from edge0_ref.inventory import open_checkpoint
@@ -54,7 +55,7 @@ class NewFile:
 def run_synth(
     name: str, out: str | None, changes: Mapping[str, int], seed: int, *, tokenizer: bool, adapters: bool
 ) -> dict[str, Any]:
-    """[STO-050] Write the checkpoint; what it is, for a line of JSON. Raises UsageError, and leaves nothing then."""
+    """[STO-047] Write the checkpoint; what it is, for a line of JSON. Raises UsageError, and leaves nothing then."""
     preset = find_preset(name)
     if out is None:
         raise UsageError("wanted --out DIR, a folder to make")
@@ -109,8 +110,8 @@ def claim(folder: Path) -> bool:
 def check_space(folder: Path, total: int) -> None:
     free = shutil.disk_usage(folder if folder.exists() else folder.parent).free
     if free < total + MARGIN_BYTES:
-        needed = size_text(total + MARGIN_BYTES)
-        raise UsageError(f"{folder}: needs {needed} ({total + MARGIN_BYTES} bytes), the disk has {size_text(free)} free")
+        needed = f"{size_text(total + MARGIN_BYTES)} ({total + MARGIN_BYTES} bytes)"
+        raise UsageError(f"{folder}: needs {needed}, the disk has {size_text(free)} free")
 
 
 def model_files(preset: Preset, model: ModelConfig) -> Iterator[list[NewTensor]]:
@@ -118,20 +119,23 @@ def model_files(preset: Preset, model: ModelConfig) -> Iterator[list[NewTensor]]
     table = model.tensors
     for module, (rows, cols) in table.linears.items():
         spread = 1.0 if module == model.embedding else cols**-0.5
-        if module.endswith(preset.unquantized or "\n"):
+        if module.endswith(preset.unquantized):
             yield [NewTensor(f"{module}.weight", "BF16", (rows, cols), Values("normal", spread), module)]
         else:
-            bits = 8 if module.endswith(preset.eight_bit or "\n") else 4
+            bits = 8 if module.endswith(preset.eight_bit) else 4
             yield matrix_tensors(module, (rows,), cols, spread, bits)
     for layer, paths in table.experts.items():
-        moe = model.moe_layers[layer]
+        experts = model.moe_layers[layer].num_experts
         (path,) = (path for path in paths if path.endswith(f".{preset.experts_name}"))
-        inner, hidden = moe.inner_size, model.hidden_size
-        for name, rows, cols in (("gate_proj", inner, hidden), ("up_proj", inner, hidden), ("down_proj", hidden, inner)):
-            yield matrix_tensors(f"{path}.{name}", (moe.num_experts, rows), cols, cols**-0.5, 4)
+        for name, rows, cols in expert_layout(model, layer).matrix_shapes:
+            yield matrix_tensors(f"{path}.{name}", (experts, rows), cols, cols**-0.5, 4)
     for name, shape in table.vectors.items():
         values = next(values for end, values in FLOATS.items() if name.endswith(end))
         yield [NewTensor(name, "BF16", shape, values, name)]
+
+
+def expert_layout(model: ModelConfig, layer: int) -> ExpertLayout:
+    return ExpertLayout(model.hidden_size, model.moe_layers[layer].inner_size, 4, GROUP_SIZE, "bfloat16")
 
 
 def layer_of(module: list[NewTensor]) -> int:
@@ -152,11 +156,13 @@ def matrix_tensors(module: str, leading: tuple[int, ...], cols: int, spread: flo
 def shards_of(modules: Iterable[list[NewTensor]], shard_bytes: int | None) -> Iterator[NewFile]:
     """Files as converters cut them: in order, and a file ends before the tensor that would make it too large."""
     held: list[list[NewTensor]] = [[]]
+    size = 0
     for tensor in (tensor for module in modules for tensor in module):
-        size = sum(other.nbytes for other in held[-1]) if shard_bytes is not None else 0
         if held[-1] and shard_bytes is not None and size + tensor.nbytes > shard_bytes:
             held.append([])
+            size = 0
         held[-1].append(tensor)
+        size += tensor.nbytes
     for number, tensors in enumerate(held, 1):
         name = "model.safetensors" if len(held) == 1 else f"model-{number:05}-of-{len(held):05}.safetensors"
         yield NewFile(name, tuple(tensors), {"format": "mlx"})

@@ -91,7 +91,8 @@ def sizes_of(checkpoint: Checkpoint) -> Sizes:
     for layer, moe in checkpoint.config.moe_layers.items():
         layout, pieces = find_experts(checkpoint, layer, moe)
         experts[layer] = layout.nbytes, moe.num_experts
-        largest_range = max(largest_range, *(piece.nbytes for piece in pieces))
+        ranges = (piece.nbytes for piece in pieces) if checkpoint.packed is None else [layout.nbytes]
+        largest_range = max(largest_range, *ranges)
     return Sizes(experts, resident_weight_bytes(checkpoint), largest_range)
 
 

@@ -36,4 +36,4 @@ def make_executor(
             return WholeLayerExecutor(store, prefetcher, counters, run)
 
 
-__all__ = ["ExactExecutor", "HotExecutor", "StagedExecutor", "WholeLayerExecutor", "make_executor"]
+__all__ = ["ExactExecutor", "HotExecutor", "RunExperts", "StagedExecutor", "WholeLayerExecutor", "make_executor"]

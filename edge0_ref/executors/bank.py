@@ -3,9 +3,8 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from edge0_ref.contract import Array, Expert, ExpertLayout
+from edge0_ref.readers import page_rows
 
 Uses = tuple[list[int], list[int]]
 
@@ -30,7 +29,8 @@ class Bank:
 
 
 def empty_bank(layout: ExpertLayout, slots: int) -> Bank:
-    return Bank(layout, np.empty((slots, layout.nbytes), np.uint8))
+    """Slots that direct reads can fill without a copy, where an expert is whole blocks long."""
+    return Bank(layout, page_rows(slots, layout.nbytes))
 
 
 # outputs [tokens, k, hidden], x [tokens, hidden], (where an expert is used, its slot) one after the other, their bank.

@@ -33,7 +33,8 @@ class WholeLayerExecutor:
         if self._bank is None:
             self._bank = empty_bank(self._store.layout, self._store.num_experts)
             self._reads = [
-                self._prefetcher.submit(self._store, expert, slot, "ahead") for expert, slot in enumerate(self._bank.memory)
+                self._prefetcher.submit(self._store, expert, slot, "ahead")
+                for expert, slot in enumerate(self._bank.memory)
             ]
             self.counters.reads += len(self._reads)
             self.counters.bytes_read += self._bank.memory.nbytes

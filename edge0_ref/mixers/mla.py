@@ -109,9 +109,7 @@ class Mla:
         self.latent_norm = weights.vector(f"{path}.kv_a_layernorm.weight")
         kv_b = weights.dense(f"{path}.kv_b_proj").reshape(config.heads, -1, config.latent_size)
         scale = (config.key_size + config.rotary_size) ** -0.5
-        self.reader = LatentReader(
-            kv_b[:, : config.key_size], kv_b[:, config.key_size :], scale, weights.arithmetic
-        )
+        self.reader = LatentReader(kv_b[:, : config.key_size], kv_b[:, config.key_size :], scale, weights.arithmetic)
 
     def new_state(self) -> LatentCache:
         return LatentCache(np.empty((64, self.config.latent_size + self.config.rotary_size), np.float32))

@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from edge0_ref.app import open_model
-from tests.app.command import ROOT, edge0
+from tests.app.command import ROOT, edge0, edge0_here, refusal
 from tests.ref.builders import Recipe, build, build_adapters
 
 RECIPE = Recipe(layers=4, experts=8, top_k=2, extras=True)
@@ -30,6 +30,20 @@ def test_logits_are_those_of_mlx_lm(tmp_path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["out.safetensors"]
 
 
+@pytest.mark.spec("ENG-062")
+def test_logits_that_cannot_be_written_whole_leave_what_was_there(tmp_path, capsys, monkeypatch) -> None:
+    out = tmp_path / "out.safetensors"
+    out.write_bytes(b"before")
+
+    def half(tensors, file) -> None:
+        file.write_bytes(b"half")
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr("edge0_ref.app.logits.save_file", half)
+    assert "the disk is full" in refusal(edge0_here(capsys, "logits", "--prompt-ids", "5", "--out", out))
+    assert (out.read_bytes(), list(tmp_path.iterdir())) == (b"before", [out])
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     made = build(tmp_path_factory.mktemp("model"), RECIPE, shards=3)
@@ -37,7 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(made)
 
 
-@pytest.mark.spec("ENG-063")
+@pytest.mark.spec("ENG-063", "PRE-018")
 def test_inspect_tells_what_the_folder_holds(folder) -> None:
     done = edge0("inspect", folder, "--json")
     facts = json.loads(done.stdout)
@@ -52,7 +66,8 @@ def test_inspect_tells_what_the_folder_holds(folder) -> None:
     assert len(facts["files"]["shards"]) == 3
     assert facts["skipped"]["tensors"] == sum(facts["skipped"]["by_prefix"].values()) > 0
     adapters = facts["adapters"]
-    assert (adapters["K"], adapters["owners"], adapters["loras"], adapters["scales"]) == (2, [0, 2], 1, [2.0])
+    assert (adapters["K"], adapters["owners"], adapters["loras"]) == (2, [0, 2], 1)
+    assert (adapters["ranks"], adapters["alpha"], adapters["scales"]) == ([4], 8, [2.0])
 
 
 @pytest.mark.spec("ENG-063")

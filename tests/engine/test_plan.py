@@ -26,7 +26,7 @@ RECIPE = Recipe(layers=4, experts=16, top_k=2)
 REQUESTS = st.builds(
     Request,
     context=st.integers(1, 4096),
-    prompt_tokens=st.integers(0, 4096),
+    prompt_tokens=st.integers(0, 4096) | st.integers(0, 4 * RECIPE.experts),
     executor=st.sampled_from(["exact", "staged", "hot", "whole_layer"]),
     slots=st.one_of(st.none(), st.integers(1, 20)),
     read_mode=st.sampled_from(["mmap", "pread", "direct"]),

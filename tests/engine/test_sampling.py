@@ -215,6 +215,8 @@ def test_a_choice_depends_on_values_alone(logits, settings, history, seed) -> No
     array = np.array(logits, np.float32)
     strided = np.repeat(array, 2)[::2]
     strided.flags.writeable = False
-    first = sample(array, settings, history, history[::-1], DrawStream(seed))
-    assert first == sample(strided, settings, history[::-1], history, DrawStream(seed))
+    seeds = [(seed + more) % 2**64 for more in range(8)]
+    first = [sample(array, settings, history, history[::-1], DrawStream(one)) for one in seeds]
+    again = [sample(strided, settings, history[::-1], history, DrawStream(one)) for one in reversed(seeds)]
+    assert first == again[::-1]
     assert (array == np.array(logits, np.float32)).all()

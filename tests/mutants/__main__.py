@@ -21,7 +21,7 @@ def main(arguments: list[str]) -> int:
             print(json.dumps(asdict(verdict)), flush=True)
         else:
             fate = "killed" if verdict.killed else "LIVES"
-            print(f"{verdict.requirement}  {fate:6}  {verdict.seconds:4.1f} s  {verdict.name}")
+            print(f"{verdict.requirement}  {fate:6} by {verdict.by:11}  {verdict.seconds:4.1f} s  {verdict.name}")
             print(f"{'':9}{verdict.message[:150]}")
     if not as_json:
         print(f"{len(names) or len(MUTANTS)} mutants, alive: {', '.join(living) or 'none'}")

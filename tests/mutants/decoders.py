@@ -48,6 +48,24 @@ def positions_restart_with_each_call(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(attention, "rotary_angles", lambda p, size, theta: original(p - p[0], size, theta))
 
 
+def query_heads_take_turns(patch: pytest.MonkeyPatch) -> None:
+    original = kernels.causal_attention
+
+    def in_turn(q: Any, keys: Any, values: Any, first: int, scale: float, y: Any) -> None:
+        heads, shared = q.shape[1], keys.shape[1]
+        order = np.argsort(np.arange(heads) % shared, kind="stable")
+        turned = np.empty_like(y)
+        original(np.ascontiguousarray(q[:, order]), keys, values, first, scale, turned)
+        y[:, order] = turned
+
+    patch.setattr(kernels, "causal_attention", in_turn)
+
+
+def norms_with_another_epsilon(patch: pytest.MonkeyPatch) -> None:
+    original = decoder.rms_norm
+    patch.setattr(decoder, "rms_norm", lambda x, weight, epsilon: original(x, weight, 1e-3))
+
+
 def the_gate_left_out_of_attention(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(attention, "sigmoid", np.ones_like)
 
@@ -185,6 +203,8 @@ MUTANTS = {
     rotary_pairs_side_by_side: "DEC-011",
     positions_restart_with_each_call: "DEC-043",
     the_gate_left_out_of_attention: "DEC-010",
+    query_heads_take_turns: "DEC-010",
+    norms_with_another_epsilon: "DEC-047",
     attention_sees_one_token_less: "DEC-010",
     conv_taps_reversed: "DEC-020",
     conv_state_lost_between_calls: "DEC-043",

@@ -24,7 +24,11 @@ def combine_as(patch: pytest.MonkeyPatch, combine: Any) -> None:
         patch.setattr(module, "combine", combine)
 
 
-def gate_and_up_swapped(patch: pytest.MonkeyPatch) -> None:
+def up_for_gate(patch: pytest.MonkeyPatch) -> None:
+    run_every_expert_as(patch, lambda x, e: experts.run_expert(x, Expert(e.up, e.up, e.down)))
+
+
+def silu_on_the_wrong_branch(patch: pytest.MonkeyPatch) -> None:
     run_every_expert_as(patch, lambda x, e: experts.run_expert(x, Expert(e.up, e.gate, e.down)))
 
 
@@ -105,7 +109,8 @@ def one_executor_adds_in_float32(patch: pytest.MonkeyPatch) -> None:
 
 
 MUTANTS = {
-    gate_and_up_swapped: "EXE-003",
+    up_for_gate: "EXE-003",
+    silu_on_the_wrong_branch: "EXE-003",
     silu_left_out: "EXE-003",
     silu_on_the_product: "EXE-003",
     inner_activations_in_float16: "EXE-003",

@@ -6,11 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge0_ref import decoder
+from edge0_ref import adapters, decoder
+from edge0_ref.adapters import Adapters
+from edge0_ref.checkpoint import Checkpoint
+from edge0_ref.families import bailing_v3
 from edge0_ref.functions import silu
 from edge0_ref.mixers import kda, mla
 from edge0_ref.mixers.attention import rotate_halves
 from edge0_ref.moe import GatedMlp
+from edge0_ref.weights import Weights
 
 
 def the_gate_of_kda_is_silu(patch: pytest.MonkeyPatch) -> None:
@@ -79,6 +83,53 @@ def expert_bias_forgotten(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(decoder.Moe, "__init__", initialize)
 
 
+def values_before_keys_in_two_stacks(patch: pytest.MonkeyPatch) -> None:
+    def from_stacks(opened: Checkpoint, stacks: Any) -> np.ndarray:
+        keys, values = opened.vector(stacks.keys).swapaxes(1, 2), opened.vector(stacks.values)
+        return np.concatenate([values, keys], axis=1).reshape(-1, values.shape[2])
+
+    patch.setattr(Checkpoint, "_from_stacks", from_stacks)
+
+
+def lora_on_kv_b_forgotten(patch: pytest.MonkeyPatch) -> None:
+    original = Weights.dense
+
+    def dense(weights: Weights, module: str) -> np.ndarray:
+        return original(replace(weights, adapters=Adapters()), module)
+
+    patch.setattr(Weights, "dense", dense)
+
+
+def keys_and_values_kept_as_well(patch: pytest.MonkeyPatch) -> None:
+    original = mla.Mla.new_state
+
+    def new_state(layer: Any) -> Any:
+        cache = original(layer)
+        cache.keys = np.zeros((len(cache.rows), layer.config.heads * layer.config.key_size), np.float32)
+        return cache
+
+    patch.setattr(mla.Mla, "new_state", new_state)
+
+
+def heads_in_the_models_own_files_ignored(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(adapters, "baked_adapters", lambda opened: Adapters())
+
+
+def variants_of_no_shape_accepted(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(bailing_v3, "_refuse_variants", lambda fields: None)
+
+
+def the_routed_scale_left_out(patch: pytest.MonkeyPatch) -> None:
+    original = decoder.Moe.__init__
+
+    def initialize(moe: Any, *arguments: Any) -> None:
+        original(moe, *arguments)
+        if getattr(moe.spec, "scale", 1.0) != 1.0:
+            moe.spec = replace(moe.spec, scale=1.0)
+
+    patch.setattr(decoder.Moe, "__init__", initialize)
+
+
 MUTANTS = {
     the_gate_of_kda_is_silu: "DEC-050",
     decay_without_its_floor: "DEC-051",
@@ -89,4 +140,10 @@ MUTANTS = {
     latent_keys_and_values_swapped: "DEC-054",
     dense_layers_without_silu: "DEC-055",
     expert_bias_forgotten: "DEC-056",
+    keys_and_values_kept_as_well: "DEC-057",
+    values_before_keys_in_two_stacks: "DEC-061",
+    lora_on_kv_b_forgotten: "DEC-062",
+    heads_in_the_models_own_files_ignored: "DEC-063",
+    variants_of_no_shape_accepted: "DEC-064",
+    the_routed_scale_left_out: "DEC-065",
 }

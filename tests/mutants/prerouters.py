@@ -139,6 +139,29 @@ def predictions_go_to_every_layer_after(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ReferenceDecoder, "_predict_next", predict_next)
 
 
+def predictions_outlive_a_reset(patch: pytest.MonkeyPatch) -> None:
+    original = ReferenceDecoder.reset
+
+    def reset(self: ReferenceDecoder) -> None:
+        kept = self.state.predicted
+        original(self)
+        self.state.predicted = kept
+
+    patch.setattr(ReferenceDecoder, "reset", reset)
+
+
+def handed_to_the_layer_that_predicts(patch: pytest.MonkeyPatch) -> None:
+    original = ReferenceDecoder._predict_next
+
+    def predict_next(self: ReferenceDecoder, owner: Any, *rest: Any) -> None:
+        kept = self._decode
+        self._decode = kept | {owner.layer + 1: kept[owner.layer]}
+        original(self, owner, *rest)
+        self._decode = kept
+
+    patch.setattr(ReferenceDecoder, "_predict_next", predict_next)
+
+
 def nothing_is_handed_over(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(StagedExecutor, "prepare", lambda executor, experts: None)
 
@@ -174,7 +197,9 @@ MUTANTS = {
     the_worst_predicted_are_consumed: "PRE-006",
     the_router_runs_all_the_same: "PRE-027",
     predictions_go_to_every_layer_after: "PRE-023",
+    predictions_outlive_a_reset: "PRE-022",
     nothing_is_handed_over: "PRE-024",
+    handed_to_the_layer_that_predicts: "PRE-025",
     the_wrong_experts_are_handed_over: "PRE-025",
     a_snapshot_without_predictions: "PRE-026",
 }

@@ -6,8 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge0_ref import backend, bits, dequant, kernels, lora, weights
+from edge0_ref import arithmetic, backend, bits, dequant, kernels, lora
 from edge0_ref.contract import QuantizedMatrix
+from edge0_ref.executors import exact
+from tests.mutants.replacing import replace_everywhere
 
 
 def changed_dequantize(patch: pytest.MonkeyPatch, change: Any) -> None:
@@ -154,7 +156,7 @@ def update_without_its_scale(patch: pytest.MonkeyPatch) -> None:
         return original(x, weight, update and replace(update, scale=1.0))
 
     patch.setattr(backend, "linear", unscaled)
-    patch.setattr(weights, "linear", unscaled)
+    patch.setattr(arithmetic, "linear", unscaled)
 
 
 def update_merged_into_int4(patch: pytest.MonkeyPatch) -> None:
@@ -179,7 +181,43 @@ def update_of_zeros_that_still_rounds(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(backend, "linear", rounding)
 
 
+def a_matrix_goes_unchecked(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(QuantizedMatrix, "__post_init__", lambda matrix: None)
+
+
+def own_dtype_rounded_once(patch: pytest.MonkeyPatch) -> None:
+    def dequantize_as(matrix: QuantizedMatrix) -> Any:
+        return bits.narrow(dequant.dequantize(matrix), matrix.scales.dtype)
+
+    replace_everywhere(patch, dequant.dequantize_as, dequantize_as)
+
+
+def update_factors_swapped(patch: pytest.MonkeyPatch) -> None:
+    original = lora.linear
+
+    def swapped(x: Any, weight: Any, update: Any = None) -> Any:
+        if update is not None and update.down.shape[1] == update.up.shape[0]:
+            down, up = np.ascontiguousarray(update.up.T), np.ascontiguousarray(update.down.T)
+            update = replace(update, down=down, up=up)
+        return original(x, weight, update)
+
+    patch.setattr(backend, "linear", swapped)
+    patch.setattr(arithmetic, "linear", swapped)
+
+
+def an_update_on_routed_experts(patch: pytest.MonkeyPatch) -> None:
+    original = exact.run_expert
+
+    def run(x: np.ndarray, expert: Any) -> np.ndarray:
+        y = original(x, expert)
+        return y + np.float32(2.0**-12) * np.roll(y, 1, axis=1)
+
+    patch.setattr(exact, "run_expert", run)
+
+
 MUTANTS = {
+    a_matrix_goes_unchecked: "DEQ-001",
+    own_dtype_rounded_once: "DEQ-004",
     high_nibble_first: "DEQ-003",
     scale_sign_dropped: "DEQ-005",
     group_boundary_one_group_off: "DEQ-006",
@@ -199,5 +237,7 @@ MUTANTS = {
     more_tokens_take_a_faster_way: "NUM-010",
     update_without_its_scale: "LOR-001",
     update_merged_into_int4: "LOR-001",
+    update_factors_swapped: "LOR-001",
+    an_update_on_routed_experts: "EXE-003",
     update_of_zeros_that_still_rounds: "LOR-007",
 }

@@ -111,6 +111,25 @@ def test_what_float16_cannot_hold_is_refused_and_nothing_is_written(tmp_path: Pa
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.spec("PRE-013")
+@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+def test_a_write_that_ends_half_way_leaves_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    path = write(tmp_path) / "a.safetensors"
+    before = path.read_bytes()
+
+    def half(tensors: Any, file: Path, metadata: Any) -> None:
+        file.write_bytes(before[: len(before) // 2])
+        raise error
+
+    monkeypatch.setattr("edge0_ref.adapters.save_file", half)
+    with pytest.raises(error):
+        write_adapters(path, {}, {Q_PROJ: Lora(np.ones((1, 64)), np.ones((128, 1)), 1.0)}, {"alpha": 1})
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
 @pytest.mark.spec("PRE-010", "LOR-006")
 @pytest.mark.parametrize("dtype", ["F16", "BF16", "F32"])
 def test_every_dtype_and_both_spellings_of_a_head_and_of_a_target_are_read(

@@ -224,6 +224,24 @@ def test_a_name_twice_in_the_index_is_refused(tmp_path: Path) -> None:
     assert "occurs twice" in refused(tmp_path)
 
 
+@pytest.mark.spec("STO-004")
+@pytest.mark.parametrize("gone", ["scales", "biases"])
+def test_one_of_scales_and_biases_wants_the_other(tmp_path: Path, gone: str) -> None:
+    tensors = dict(TENSORS)
+    del tensors[f"{LAYER}.self_attn.q_proj.{gone}"]
+    assert f"q_proj.{gone} is missing" in refused(write_model(tmp_path, CONFIG, tensors))
+
+
+@pytest.mark.spec("STO-004")
+@pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
+def test_a_layer_with_neither_is_read_as_the_numbers_it_holds(tmp_path: Path, dtype: Any) -> None:
+    module = f"{LAYER}.self_attn.q_proj"
+    values = np.arange(128 * 64, dtype=np.float32).reshape(128, 64) % 256 - 128  # whole numbers of 8 bits
+    tensors = {name: held for name, held in TENSORS.items() if not name.startswith(module)}
+    tensors[f"{module}.weight"] = tensor(values, dtype)
+    np.testing.assert_array_equal(open_checkpoint(write_model(tmp_path, CONFIG, tensors)).matrix(module), values)
+
+
 @pytest.mark.spec("STO-004", "NUM-009")
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("name", [f"{LAYER}.self_attn.q_proj.scales", f"{LAYER}.self_attn.q_proj.biases", NORM])

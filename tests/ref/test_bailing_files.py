@@ -257,6 +257,22 @@ def write_hollow(folder: Path) -> Path:
     return folder
 
 
+def bytes_this_process_read() -> int:
+    return int(Path("/proc/self/io").read_text("ascii").split()[1])
+
+
+@pytest.mark.spec("STO-003")
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="needs a system that counts reads")
+def test_opening_reads_headers_and_no_weights(tmp_path: Path) -> None:
+    path = write_hollow(tmp_path) / "model.safetensors"
+    with path.open("rb") as file:
+        (header,) = struct.unpack("<Q", file.read(8))
+    before = bytes_this_process_read()
+    open_checkpoint(tmp_path)
+    read = bytes_this_process_read() - before
+    assert header < read < 2 * header < path.stat().st_size / 1000
+
+
 @pytest.mark.spec("STO-010", "STO-011")
 def test_at_the_published_size_a_step_reads_k_experts_a_layer(opened: Open, tmp_path: Path) -> None:
     """The vocabulary alone is small: embeddings are not streamed."""

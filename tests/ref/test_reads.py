@@ -64,6 +64,13 @@ def test_a_file_that_cannot_be_opened_in_a_mode_is_an_error_that_names_both(tmp_
         open_reader(tmp_path / "absent", mode)
 
 
+@pytest.mark.spec("STO-022")
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs a file system without direct reads")
+def test_a_file_system_without_direct_reads_is_an_error_and_no_other_mode() -> None:
+    with pytest.raises(ReadError, match=r"/proc/self/status: cannot be opened for direct reads: .*--read-mode pread"):
+        open_reader(Path("/proc/self/status"), "direct")
+
+
 @pytest.mark.spec("STO-010", "STO-011", "STO-021")
 @pytest.mark.parametrize("shards", [1, 2, 7])
 @pytest.mark.parametrize("bits", [4, 8])

@@ -1,0 +1,259 @@
+"""`edge0 doctor`: what this machine's memory and disk can do, and what to expect of a model on it.
+
+Of the model only headers are read for the arithmetic; its files serve as something to read from when the disk is
+measured. A token needs the bytes of K experts a layer from the disk, less those that stayed in slots, and all
+resident weights and the same experts from memory; whichever takes longer is the limit, since reads hide behind compute.
+"""
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge0_ref.adapters import adapter_top_k
+from edge0_ref.app.backends import find_backend
+from edge0_ref.app.presets import PRESETS, Preset, make_config, model_of
+from edge0_ref.app.probes import BlockReads, block_size, kernel_rate, memory_rate
+from edge0_ref.app.read_mode import file_system, machine_bytes, write_measured
+from edge0_ref.app.synth import expert_layout, model_files
+from edge0_ref.checkpoint import Checkpoint
+from edge0_ref.config import ModelConfig
+from edge0_ref.contract import READ_MODES, ExpertLayout, ReadMode
+from edge0_ref.errors import ReadError
+from edge0_ref.expert_store import find_experts
+from edge0_ref.inventory import open_checkpoint
+
+DEPTHS = (1, 2, 4)
+ENGINE_DEPTH = 2  # reader threads of a plan
+ENOUGH_BYTES = 2**29  # a file to measure on: more than half a second of reading
+EXPECTED = 0.9  # of a limit
+REUSE = 0.45  # of a token's experts were the last token's, at best, in trained models
+EQUAL = 0.95  # a mode this near to the fastest, and without page cache, is preferred
+
+
+Rates = Mapping[ReadMode, Mapping[int, float] | str]
+
+
+@dataclass(frozen=True)
+class Load:
+    """What one token needs. experts: bytes of K experts a layer; resident: of every other weight that it meets."""
+
+    model: str
+    top_k: int
+    layout: ExpertLayout
+    experts: int
+    resident: int
+    all_experts: int
+
+    @property
+    def touched(self) -> int:
+        return self.experts + self.resident
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Bytes a second. disk: read mode -> depth -> rate, or why there is none."""
+
+    memory: float
+    kernels: float
+    disk: Rates
+    mode: ReadMode
+    file_system: str
+    measured_on: str
+
+    @property
+    def disk_rate(self) -> float:
+        rates = self.disk[self.mode]
+        assert not isinstance(rates, str)
+        return max(rates.values())
+
+
+def run_doctor(folder: Path | None, top_k: int | None, backend: str, cache: Path | None) -> dict[str, Any]:
+    """Measure, remember the read mode, and tell: a table on stderr, a line of JSON on stdout."""
+    if folder is None:
+        loads = [preset_load(name, preset, top_k) for name, preset in PRESETS.items()]
+        machine = measure(Path.cwd(), loads[0], backend, None)
+    else:
+        checkpoint = open_checkpoint(folder)
+        loads = [checkpoint_load(checkpoint, top_k)]
+        machine = measure(checkpoint.folder, loads[0], backend, checkpoint)
+    told: dict[str, Any] = {"machine": machine_facts(machine), "models": [expectation(load, machine) for load in loads]}
+    told |= {"remembered": remember(cache, machine)}
+    show(told)
+    print(json.dumps(told))
+    return told
+
+
+def checkpoint_load(checkpoint: Checkpoint, top_k: int | None) -> Load:
+    adapters = checkpoint.folder / "adapters"
+    said = adapter_top_k(adapters, checkpoint.config) if adapters.is_dir() else None
+    sizes = {name: info.nbytes for name, info in checkpoint.tensors.items()}
+    layer, moe = next(iter(checkpoint.config.moe_layers.items()))
+    layout, _ = find_experts(checkpoint, layer, moe)
+    return load_of(str(checkpoint.folder), checkpoint.config, sizes, layout, top_k or said or checkpoint.config.top_k)
+
+
+def preset_load(name: str, preset: Preset, top_k: int | None) -> Load:
+    """The same of a published model that is not here."""
+    config = model_of(make_config(preset), name)
+    sizes = {tensor.name: tensor.nbytes for module in model_files(preset, config) for tensor in module}
+    layout = expert_layout(config, next(iter(config.moe_layers)))
+    return load_of(name, config, sizes, layout, top_k or preset.adapter_top_k)
+
+
+def load_of(model: str, config: ModelConfig, sizes: Mapping[str, int], layout: ExpertLayout, top_k: int) -> Load:
+    """sizes: tensor -> bytes. An embedding that is not the head too is looked up: a row of it is nothing."""
+    paths = tuple(f"{path}." for candidates in config.tensors.experts.values() for path in candidates)
+    looked_up = (f"{config.embedding}.",) if config.embedding != config.head else ()
+    experts = sum(size for name, size in sizes.items() if name.startswith(paths))
+    resident = sum(size for name, size in sizes.items() if not name.startswith((*paths, *looked_up)))
+    held = [moe.num_experts for moe in config.moe_layers.values()]
+    a_token = layout.nbytes * sum(min(top_k, count) for count in held)
+    return Load(model, top_k, layout, a_token, resident, experts)
+
+
+def measure(folder: Path, load: Load, backend: str, checkpoint: Checkpoint | None) -> Machine:
+    """Memory, then kernels, then the disk: one at a time."""
+    memory = memory_rate()
+    kernels = kernel_rate(find_backend(backend, "executor:staged"), load.layout, load.top_k)
+    block = block_size(load.layout.nbytes)
+    with file_to_read(folder, checkpoint, block) as path:
+        disk: Rates = {mode: rates_of(BlockReads(path, block), mode) for mode in READ_MODES}
+        return Machine(memory, kernels, disk, best_mode(disk), file_system(path), str(path))
+
+
+@contextmanager
+def file_to_read(folder: Path, checkpoint: Checkpoint | None, block: int) -> Iterator[Path]:
+    """The model's own largest file with experts; if that is small, a new one beside it, or where temporary files go."""
+    if checkpoint is not None:
+        layers = checkpoint.config.moe_layers.items()
+        paths = {piece.path for layer, moe in layers for piece in find_experts(checkpoint, layer, moe)[1]}
+        largest = checkpoint.packed or max(paths, key=lambda path: path.stat().st_size)
+        if largest.stat().st_size >= ENOUGH_BYTES:
+            yield largest
+            return
+    here = folder if os.access(folder, os.W_OK) else None
+    with tempfile.NamedTemporaryFile(dir=here, prefix="edge0-doctor-") as file:
+        content = np.random.default_rng(0).integers(0, 256, block, np.uint8).data
+        try:
+            for _ in range(ENOUGH_BYTES // block + 1):
+                file.write(content)
+            file.flush()
+        except OSError as error:
+            raise ReadError(f"{file.name}: cannot be written to measure the disk: {error.strerror}") from None
+        yield Path(file.name)
+
+
+def rates_of(reads: BlockReads, mode: ReadMode) -> Mapping[int, float] | str:
+    try:
+        return {depth: reads.rate(mode, depth) for depth in DEPTHS}
+    except OSError as error:
+        return str(error)
+
+
+def best_mode(disk: Rates) -> ReadMode:
+    """[STO-046] The fastest at the depth the engine uses; direct if it is as good as any: it needs no page cache."""
+    rates = {mode: rates[ENGINE_DEPTH] for mode in READ_MODES if not isinstance(rates := disk[mode], str)}
+    if not rates:
+        raise ReadError(f"no read mode works: {'; '.join(str(why) for why in disk.values())}")
+    fastest = max(rates, key=lambda mode: rates[mode])
+    return "direct" if rates.get("direct", 0.0) >= EQUAL * rates[fastest] else fastest
+
+
+def machine_facts(machine: Machine) -> dict[str, Any]:
+    rates = {
+        mode: rates if isinstance(rates, str) else {depth: round(rate / 1e9, 3) for depth, rate in rates.items()}
+        for mode, rates in machine.disk.items()
+    }
+    return {
+        "memory_gb_s": round(machine.memory / 1e9, 2),
+        "kernel_gb_s": round(machine.kernels / 1e9, 2),
+        "disk_gb_s": rates,
+        "raw_disk_gb_s": round(machine.disk_rate / 1e9, 3),
+        "read_mode": machine.mode,
+        "file_system": machine.file_system,
+        "measured_on": machine.measured_on,
+        "memory_bytes": machine_bytes(),
+    }
+
+
+def expectation(load: Load, machine: Machine) -> dict[str, Any]:
+    """What one decoded token costs, the limits, and which of them binds."""
+    seconds = {
+        "disk": load.experts / machine.disk_rate,
+        "disk_with_reuse": load.experts * (1 - REUSE) / machine.disk_rate,
+        "memory": load.touched / machine.memory,
+        "kernels": load.touched / machine.kernels,
+    }
+    slowest = max(seconds["disk"], seconds["kernels"])
+    facts = {
+        "model": load.model,
+        "k": load.top_k,
+        "bytes_per_expert": load.layout.nbytes,
+        "bytes_per_token": load.experts,
+        "bytes_touched_per_token": load.touched,
+        "bytes_of_all_experts": load.all_experts,
+        "bytes_resident": load.resident,
+        **{f"limit_{name}_tok_s": round(1 / value, 2) for name, value in seconds.items()},
+        "predicted_tok_s": round(EXPECTED / slowest, 2),
+        "predicted_with_reuse_tok_s": round(EXPECTED / max(seconds["disk_with_reuse"], seconds["kernels"]), 2),
+    }
+    return {**facts, "verdict": verdict(load, seconds)}
+
+
+def verdict(load: Load, seconds: Mapping[str, float]) -> str:
+    if load.all_experts + load.resident < machine_bytes() // 2:
+        return "all of it fits in memory: after a while the disk no longer matters, and kernels are the limit"
+    if seconds["disk"] > 1.1 * seconds["kernels"]:
+        factor = seconds["disk"] / seconds["kernels"]
+        return f"the disk is the limit, {factor:.1f} times as slow as compute: fewer experts a token or more slots help"
+    if seconds["kernels"] > 1.1 * seconds["disk"]:
+        return "compute is the limit: reads hide behind it"
+    return "disk and compute are about equal: reading ahead helps most here"
+
+
+def remember(cache: Path | None, machine: Machine) -> str | None:
+    """[STO-046] The file the mode was written to, or None where there is no place for it."""
+    if cache is None:
+        return None
+    entry = {"mode": machine.mode, "gb_s": round(machine.disk_rate / 1e9, 3)}
+    try:
+        return str(write_measured(cache, machine.file_system, entry))
+    except OSError:
+        return None
+
+
+def show(told: Mapping[str, Any]) -> None:
+    from edge0_ref.app.report import print_table
+
+    machine = told["machine"]
+    rows = [
+        ("memory, two threads", f"{machine['memory_gb_s']} GB/s"),
+        ("experts of one token, computed", f"{machine['kernel_gb_s']} GB/s"),
+    ]
+    for mode, rates in machine["disk_gb_s"].items():
+        text = rates if isinstance(rates, str) else ", ".join(f"{rate} ({depth})" for depth, rate in rates.items())
+        rows.append((f"disk, {mode}, GB/s (threads)", text))
+    rows += [("file system", machine["file_system"]), ("read mode", machine["read_mode"])]
+    print_table("this machine", rows)
+    for model in told["models"]:
+        print_table(
+            f"{model['model']}, K = {model['k']}",
+            [
+                ("an expert", model["bytes_per_expert"]),
+                ("a token reads", model["bytes_per_token"]),
+                ("a token meets in memory", model["bytes_touched_per_token"]),
+                ("limit from the disk", f"{model['limit_disk_tok_s']} tok/s"),
+                (f"the same if {REUSE:.0%} stay in slots", f"{model['limit_disk_with_reuse_tok_s']} tok/s"),
+                ("limit from memory", f"{model['limit_memory_tok_s']} tok/s"),
+                ("limit from kernels", f"{model['limit_kernels_tok_s']} tok/s"),
+                ("expected", f"{model['predicted_tok_s']} to {model['predicted_with_reuse_tok_s']} tok/s"),
+                ("verdict", model["verdict"]),
+            ],
+        )

@@ -1,0 +1,79 @@
+"""The `numba` backend's routed experts: all of a call at once, each read where it lies in its slot."""
+
+from typing import no_type_check
+
+import numba
+import numpy as np
+from numba import prange
+
+from edge0_ref.fast_linear import ROWS, arrange_token, linear_room, quantized_rows, room, room_for_arranged
+
+
+def experts_room(positions: int, hidden: int, inner: int, size: int) -> int:
+    """How many float32 of scratch memory `run_experts` needs."""
+    return linear_room(positions, hidden, size, 0) + linear_room(positions, inner, size, 2 * inner)
+
+
+@numba.njit(cache=True, nogil=True)
+@no_type_check
+def expert_rows(projection, block, job, bank, words, slots, starts, places, form, turned, sums, y):
+    """ROWS rows of one projection of one job's expert, for the job's positions.
+
+    places[projection]: where codes, scales, biases start in a slot, in bytes and in numbers; places[3]: a slot's sizes.
+    """
+    slot, place, whole = slots[job], places[projection], places[3]
+    code, scale, bias = slot * whole[0] + place[0], slot * whole[1] + place[1], slot * whole[1] + place[2]
+    top, end = block * ROWS, min((block + 1) * ROWS, y.shape[1])
+    quantized_rows(bank, code, words, scale, words, bias, form, turned, sums, starts[job], starts[job + 1], top, end, y)
+
+
+@numba.njit(cache=True, nogil=True)
+@no_type_check
+def gate_and_up_rows(task, blocks, bank, words, slots, starts, places, form, turned, sums, gate, inner):
+    """ROWS rows of silu(gate x) * (up x) of one job's expert."""
+    job, block = task // blocks, task % blocks
+    expert_rows(0, block, job, bank, words, slots, starts, places, form, turned, sums, gate)
+    expert_rows(1, block, job, bank, words, slots, starts, places, form, turned, sums, inner)
+    for t in range(starts[job], starts[job + 1]):
+        for r in range(block * ROWS, min((block + 1) * ROWS, gate.shape[1])):
+            inner[t, r] *= gate[t, r] / (np.float32(1) + np.exp(-gate[t, r]))
+
+
+@numba.njit(cache=True, nogil=True)
+@no_type_check
+def down_rows(task, blocks, bank, words, slots, starts, places, form, turned, sums, y):
+    """ROWS rows of one job's output."""
+    expert_rows(2, task % blocks, task // blocks, bank, words, slots, starts, places, form, turned, sums, y)
+
+
+@numba.njit(cache=True, nogil=True, parallel=True)
+@no_type_check
+def run_experts(x, bank, words, slots, starts, places, form, work, inner_size, threads, y):
+    """[EXE-003] down(silu(gate x) * (up x)) for all experts of a call at once, each where it lies in its slot.
+
+    Job j is the expert in slots[j] at positions starts[j] .. starts[j + 1] - 1 of x, y [positions, hidden].
+    work: room for `experts_room` numbers.
+    """
+    jobs, positions = slots.shape[0], x.shape[0]
+    turned, sums, rest = room_for_arranged(work, positions, x.shape[1], form[2])
+    inner_turned, inner_sums, rest = room_for_arranged(rest, positions, inner_size, form[2])
+    gate, inner = room(rest, positions, inner_size), room(rest[positions * inner_size :], positions, inner_size)
+    inner_blocks, blocks = (inner.shape[1] + ROWS - 1) // ROWS, (y.shape[1] + ROWS - 1) // ROWS
+    if threads == 1:
+        for t in range(positions):
+            arrange_token(x, t, form[1], form[2], turned, sums)
+        for task in range(jobs * inner_blocks):
+            gate_and_up_rows(task, inner_blocks, bank, words, slots, starts, places, form, turned, sums, gate, inner)
+        for t in range(positions):
+            arrange_token(inner, t, form[1], form[2], inner_turned, inner_sums)
+        for task in range(jobs * blocks):
+            down_rows(task, blocks, bank, words, slots, starts, places, form, inner_turned, inner_sums, y)
+    else:
+        for t in prange(positions):
+            arrange_token(x, t, form[1], form[2], turned, sums)
+        for task in prange(jobs * inner_blocks):
+            gate_and_up_rows(task, inner_blocks, bank, words, slots, starts, places, form, turned, sums, gate, inner)
+        for t in prange(positions):
+            arrange_token(inner, t, form[1], form[2], inner_turned, inner_sums)
+        for task in prange(jobs * blocks):
+            down_rows(task, blocks, bank, words, slots, starts, places, form, inner_turned, inner_sums, y)

@@ -1,0 +1,206 @@
+"""`edge0 doctor`: limits follow from what was measured and from headers, and the read mode is remembered and used."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge0_ref.app import doctor, read_mode
+from edge0_ref.app.doctor import EXPECTED, best_mode, checkpoint_load, preset_load
+from edge0_ref.app.presets import PRESETS
+from edge0_ref.app.probes import BlockReads
+from edge0_ref.app.read_mode import MEASURED, default_read_mode, file_system, measured_mode, write_measured
+from edge0_ref.checkpoint import Checkpoint
+from edge0_ref.contract import READ_MODES, ReadMode
+from edge0_ref.errors import ReadError
+from edge0_ref.inventory import open_checkpoint
+from tests.app.command import ROOT, edge0_here, refusal
+from tests.ref.builders import Recipe, build, build_adapters
+
+RECIPE = Recipe(layers=4, experts=8, top_k=4)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = build(tmp_path / "model", RECIPE, shards=3)
+    build_adapters(made / "adapters", Recipe(layers=4, experts=8, top_k=2), [0, 2], {})
+    return made
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the command line keeps what it measured; and a doctor who is quick."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(doctor, "ENOUGH_BYTES", 2**22)
+    monkeypatch.setattr(doctor, "DEPTHS", (1, 2))
+    return tmp_path / "cache" / "edge0"
+
+
+def told(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
+    done = edge0_here(capsys, *arguments)
+    assert done.returncode == 0, done.stderr
+    held: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return held
+
+
+@pytest.mark.spec("STO-046")
+def test_limits_follow_from_the_measured_rates(
+    folder: Path, cache: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Figures are rounded to three decimals or so; no weight is read."""
+    inspected = told(capsys, "inspect", folder, "--json")["experts"]
+    monkeypatch.setattr(Checkpoint, "read", None)
+    facts = told(capsys, "doctor", folder)
+    machine, (model,) = facts["machine"], facts["models"]
+    assert machine["read_mode"] in READ_MODES
+    assert min(machine["memory_gb_s"], machine["kernel_gb_s"], machine["raw_disk_gb_s"]) > 0
+    assert (model["k"], model["bytes_per_token"]) == (2, inspected["bytes_per_token"])
+    rates = {"disk": machine["raw_disk_gb_s"], "memory": machine["memory_gb_s"], "kernels": machine["kernel_gb_s"]}
+    for name, rate in rates.items():
+        nbytes = model["bytes_per_token" if name == "disk" else "bytes_touched_per_token"]
+        exact = model[f"limit_{name}_tok_s"]
+        assert abs(rate * 1e9 / nbytes - exact) <= 0.006 * 1e9 / nbytes + 0.006
+    limit = min(model["limit_disk_tok_s"], model["limit_kernels_tok_s"])
+    assert abs(model["predicted_tok_s"] - EXPECTED * limit) <= 0.02
+    assert [path.name for path in folder.iterdir() if "doctor" in path.name] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "k", "experts", "resident"),
+    [("qwen3.6-35b-a3b", 4, 283_115_520, 1.1e9), ("ling-3.0-tiny", 8, 23 * 8 * 1_327_104, 0.41e9)],
+)
+def test_a_published_model_needs_no_files(name: str, k: int, experts: int, resident: float) -> None:
+    """35b: 283 MB a token at K = 4; resident is 1.39 GB less the embedding."""
+    load = preset_load(name, PRESETS[name], None)
+    assert (load.top_k, load.experts) == (k, experts)
+    assert preset_load(name, PRESETS[name], 2 * k).experts == 2 * experts
+    assert abs(load.resident / resident - 1) < 0.02
+
+
+def test_what_a_token_meets_is_every_weight_but_other_experts_and_other_rows_of_the_embedding(folder: Path) -> None:
+    checkpoint = open_checkpoint(folder)
+    load = checkpoint_load(checkpoint, None)
+    embedding = checkpoint.config.embedding
+    everything = sum(info.nbytes for info in checkpoint.tensors.values())
+    looked_up = sum(info.nbytes for name, info in checkpoint.tensors.items() if name.startswith(f"{embedding}."))
+    assert load.resident == everything - load.all_experts - looked_up
+    assert load.experts * RECIPE.experts == load.all_experts * load.top_k
+
+
+@pytest.mark.spec("STO-046")
+def test_the_mode_is_remembered_for_the_file_system_and_generate_uses_it(
+    folder: Path, cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    facts = told(capsys, "doctor", folder)
+    assert facts["remembered"] == str(cache / MEASURED)
+    held = json.loads((cache / MEASURED).read_text())
+    assert held[facts["machine"]["file_system"]]["mode"] == facts["machine"]["read_mode"]
+    write_measured(cache, "another disk", {"mode": "pread"})
+    request = ["generate", folder, "--prompt-ids", "5,6", "--max-tokens", 2, "--json"]
+    for mode in READ_MODES:
+        write_measured(cache, file_system(folder), {"mode": mode})
+        assert told(capsys, *request, "--memory", "1GiB")["plan"]["read_mode"] == mode
+        assert told(capsys, *request)["plan"]["read_mode"] == "pread"  # the page cache can hold all of it
+        assert told(capsys, *request, "--read-mode", "mmap")["plan"]["read_mode"] == "mmap"
+    assert json.loads((cache / MEASURED).read_text())["another disk"] == {"mode": "pread"}
+
+
+@pytest.mark.spec("STO-046")
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"x": 3}', '{"HERE": {"mode": "osmosis"}}', '{"HERE": 7}'])
+def test_a_cache_that_says_nothing_is_no_measurement(folder: Path, tmp_path: Path, content: str) -> None:
+    (tmp_path / MEASURED).write_text(content.replace("HERE", file_system(folder)))
+    assert measured_mode(tmp_path, folder) is None
+    assert default_read_mode(open_checkpoint(folder), 2**30, tmp_path) in ("direct", "pread")
+
+
+@pytest.mark.spec("STO-046")
+@pytest.mark.parametrize("measured", [None, *READ_MODES])
+@pytest.mark.parametrize("refuses", [True, False])
+def test_a_mode_that_is_refused_is_not_the_default(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measured: ReadMode | None, refuses: bool
+) -> None:
+    """As on a file system without direct reads."""
+    checkpoint = open_checkpoint(folder)
+    if measured is not None:
+        write_measured(tmp_path, file_system(folder), {"mode": measured})
+    monkeypatch.setattr(read_mode, "opens", lambda path, mode: not (refuses and mode == "direct"))
+    wanted = measured or "direct"
+    expected = "pread" if refuses and wanted == "direct" else wanted
+    assert default_read_mode(checkpoint, 2**30, tmp_path) == expected
+    monkeypatch.setattr(read_mode, "machine_bytes", lambda: 2**16)
+    assert default_read_mode(checkpoint, None, tmp_path) == expected
+    monkeypatch.setattr(read_mode, "machine_bytes", lambda: 2**40)
+    assert default_read_mode(checkpoint, None, tmp_path) == "pread"
+
+
+@pytest.mark.spec("STO-046")
+def test_the_best_mode_is_the_fastest_or_direct_where_it_is_as_fast() -> None:
+    slow, fast = {1: 1.0, 2: 1.0}, {1: 1.0, 2: 2.0}
+    assert best_mode({"mmap": slow, "pread": fast, "direct": slow}) == "pread"
+    assert best_mode({"mmap": fast, "pread": slow, "direct": "refused"}) == "mmap"
+    assert best_mode({"mmap": fast, "pread": fast, "direct": {1: 0.1, 2: 1.95}}) == "direct"
+    with pytest.raises(ReadError, match="no read mode works"):
+        best_mode({"mmap": "a", "pread": "b", "direct": "c"})
+
+
+def test_no_block_is_read_twice_and_none_beyond_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(10 * 4096 + 17))
+    places: list[int] = []
+
+    class Reader:
+        def read_into(self, offset: int, buffer: memoryview) -> None:
+            places.append(offset)
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr("edge0_ref.app.probes.open_reader", lambda path, mode: Reader())
+    assert BlockReads(path, 4096).rate("pread", depth=2) > 0
+    assert sorted(places) == [4096 * place for place in range(10)]
+
+
+def test_a_read_that_fails_while_measuring_is_told_and_the_other_modes_count(
+    folder: Path, cache: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rate = BlockReads.rate
+
+    def refusing(reads: BlockReads, mode: ReadMode, depth: int) -> float:
+        if mode == "direct":
+            raise ReadError("no direct reads here")
+        return rate(reads, mode, depth)
+
+    monkeypatch.setattr(BlockReads, "rate", refusing)
+    machine = told(capsys, "doctor", folder)["machine"]
+    assert machine["disk_gb_s"]["direct"] == "no direct reads here"
+    assert machine["read_mode"] != "direct"
+
+
+def test_without_a_model_the_published_ones_are_told_about(
+    cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert [model["model"] for model in told(capsys, "doctor")["models"]] == [*PRESETS]
+    assert not [path for path in tmp_path.iterdir() if path.is_file()]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+def test_a_cache_that_cannot_be_written_is_no_error(
+    folder: Path, cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cache.mkdir(parents=True)
+    cache.chmod(0o500)
+    assert told(capsys, "doctor", folder)["remembered"] is None
+
+
+@pytest.mark.spec("ENG-065")
+@pytest.mark.parametrize(
+    ("arguments", "says"), [(["nowhere"], "nowhere"), (["--k", "0"], "--k"), (["--backend", "abacus"], "abacus")]
+)
+def test_a_wrong_request_is_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, cache: Path, arguments: list[str], says: str
+) -> None:
+    monkeypatch.chdir(ROOT)
+    assert says in refusal(edge0_here(capsys, "doctor", *arguments))

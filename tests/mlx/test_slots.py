@@ -1,0 +1,146 @@
+"""Slots are memory that readers write and graphs read: what must hold whenever the graphs run, and however reads go."""
+
+import threading
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from edge0_mlx.device import default_device
+from edge0_mlx.executors import MlxExecutor, make_executor
+from edge0_mlx.slots import Bank, Evaluations, host_memory
+from edge0_ref.backend import OwningExecutor
+from edge0_ref.contract import Array, Counters, Routing
+from edge0_ref.errors import BackendError, ReadError
+from edge0_ref.prefetch import Prefetcher
+from tests.ref.memory_store import LAYOUT, MemoryStore
+
+DEVICE = default_device("float32")
+X = np.random.default_rng(1).standard_normal((1, LAYOUT.hidden)).astype(np.float32)
+
+
+def routed(*experts: int) -> Routing:
+    return Routing(np.array([experts]), np.full((1, len(experts)), 1 / len(experts), np.float32))
+
+
+def wanted(store: MemoryStore, routing: Routing) -> Array:
+    executor = OwningExecutor("exact", store, 1)
+    try:
+        return executor(X, routing)
+    finally:
+        executor.close()
+
+
+class Lazy:
+    """An executor whose results are graphs, and what it takes to run them."""
+
+    def __init__(self, store: MemoryStore, slots: int, threads: int = 1) -> None:
+        self.counters, self.prefetcher = Counters(), Prefetcher(threads)
+        self.evaluations = Evaluations(self.counters)
+        self.executor: MlxExecutor = make_executor(
+            "staged", store, slots, self.prefetcher, self.counters, DEVICE, self.evaluations
+        )
+
+    def close(self) -> None:
+        self.executor.close()
+        self.prefetcher.close()
+
+
+def close_to(got: mx.array, store: MemoryStore, routing: Routing) -> None:
+    expected = wanted(store, routing)
+    terms = 2 * LAYOUT.hidden + LAYOUT.inner  # of the longest path of products and sums
+    bound = (2 * terms + 8) * 2.0**-24 * np.abs(expected).max() * 64
+    assert np.abs(np.array(got) - expected).max() <= bound
+
+
+@pytest.mark.spec("EXE-012")
+@pytest.mark.parametrize("slots", [1, 2, 4])
+def test_a_graph_sees_the_bytes_it_was_built_over_whatever_is_read_before_it_runs(slots: int) -> None:
+    store = MemoryStore(8)
+    lazy = Lazy(store, slots)
+    calls = [routed(0, 1), routed(2, 3), routed(1, 4), routed(5, 0)]
+    results = []
+    for routing in calls:
+        results.append(lazy.executor(mx.array(X), routing))
+        lazy.executor.release_hints()
+        lazy.executor.prepare([6, 7])
+    for routing, result in zip(calls, results, strict=True):
+        close_to(result, store, routing)
+    lazy.close()
+
+
+@pytest.mark.spec("EXE-012", "STO-031")
+def test_a_slow_read_is_waited_for_by_the_call_that_needs_it_and_by_no_other() -> None:
+    store = MemoryStore(8)
+    lazy = Lazy(store, 4)
+    lazy.executor(mx.array(X), routed(0, 1))
+    store.gate.clear()
+    lazy.executor.prepare([2])
+    store.begun.acquire()
+    for _ in range(2):
+        store.begun.acquire()  # of experts 0 and 1, and now of 2, which waits half-written
+    close_to(lazy.executor(mx.array(X), routed(0, 1)), store_opened(store), routed(0, 1))
+    threading.Timer(0.05, store.gate.set).start()
+    close_to(lazy.executor(mx.array(X), routed(2, 0)), store, routed(2, 0))
+    lazy.close()
+
+
+def store_opened(store: MemoryStore) -> MemoryStore:
+    """The same experts in a store that does not wait."""
+    other = MemoryStore(1)
+    other.slots = store.slots
+    return other
+
+
+@pytest.mark.spec("EXE-016")
+def test_a_read_that_fails_leaves_graphs_built_before_it_right() -> None:
+    store = MemoryStore(8)
+    lazy = Lazy(store, 2)
+    before = lazy.executor(mx.array(X), routed(0, 1))
+    store.failing[3] = 2
+    with pytest.raises(ReadError, match="expert 3"):
+        lazy.executor(mx.array(X), routed(0, 3))
+    close_to(before, store, routed(0, 1))
+    close_to(lazy.executor(mx.array(X), routed(0, 3)), store, routed(0, 3))
+    lazy.close()
+
+
+@pytest.mark.spec("STO-010", "BCK-005")
+def test_readers_fill_the_memory_of_arrays_itself() -> None:
+    store = MemoryStore(4)
+    bank = Bank(store, 3, DEVICE)
+    for index in range(3):
+        bank.slots[index].read_into(index, bank.slots[index].bytes)
+    assert not bank.copies
+    assert np.shares_memory(host_memory(bank.matrices[0].packed), bank.slots[2].bytes)
+    for index in range(3):
+        expert = LAYOUT.view(store.slots[index])
+        for matrix, original in zip(bank.matrices, (expert.gate, expert.up, expert.down), strict=True):
+            np.testing.assert_array_equal(np.array(matrix.packed[index]), original.packed)
+            np.testing.assert_array_equal(np.array(matrix.scales[index]), original.scales)
+            np.testing.assert_array_equal(np.array(matrix.biases[index]), original.biases)
+
+
+@pytest.mark.spec("STO-010")
+def test_without_writable_memory_a_slot_is_copied_and_the_result_is_the_same() -> None:
+    store, routing = MemoryStore(4), routed(2, 1)
+    banks = Bank(store, 2, DEVICE), Bank(store, 2, DEVICE, memory=lambda array: None)
+    results = []
+    for bank in banks:
+        for index, expert in enumerate((2, 1)):
+            bank.slots[index].read_into(expert, bank.slots[index].bytes)
+            bank.publish(index)
+        results.append(bank.run_one(mx.array(X), mx.array([0, 1], mx.uint32), mx.array(routing.weights)))
+    assert [bank.copies for bank in banks] == [False, True]
+    np.testing.assert_array_equal(*(np.array(result) for result in results))
+    close_to(results[1], store, routing)
+
+
+@pytest.mark.spec("BCK-004")
+def test_what_mlx_cannot_evaluate_is_an_error_of_edge0(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("[malloc] Unable to allocate 1 bytes")
+
+    monkeypatch.setattr(mx, "eval", fails)
+    with pytest.raises(BackendError, match="Unable to allocate"):
+        Evaluations(Counters()).run(mx.array(1))

@@ -1,0 +1,225 @@
+"""Mutants of chapter 5: headers, folders, reads."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge0_ref import checkpoint, config, expert_store, inventory, prefetch, readers, safetensors_header
+from edge0_ref.checkpoint import Checkpoint
+from edge0_ref.config import QuantizationConfig
+from edge0_ref.errors import CheckpointError, ReadError
+from edge0_ref.expert_store import FileExpertStore
+from edge0_ref.families import qwen3_5_moe
+from edge0_ref.prefetch import Read
+from edge0_ref.safetensors_header import TensorInfo, read_header
+from tests.mutants.replacing import replace_everywhere
+
+
+def the_last_of_two_names_wins(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(safetensors_header, "parse_object", lambda text, origin: config.json.loads(text))
+
+
+def holes_and_overlaps_accepted(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(safetensors_header, "_check_extents", lambda path, tensors, start, size: None)
+
+
+def weights_read_when_a_folder_is_opened(patch: pytest.MonkeyPatch) -> None:
+    original = inventory.verify
+
+    def verify(opened: Checkpoint) -> None:
+        original(opened)
+        for name in opened.config.tensors.vectors:
+            opened.read(name)
+
+    patch.setattr(inventory, "verify", verify)
+
+
+def half_a_quantisation_is_a_float(patch: pytest.MonkeyPatch) -> None:
+    original = inventory.verify
+
+    def verify(opened: Checkpoint) -> None:
+        try:
+            original(opened)
+        except CheckpointError as error:
+            if "biases is missing" not in str(error) and "scales is missing" not in str(error):
+                raise
+
+    patch.setattr(inventory, "verify", verify)
+
+
+def quantisation_of_the_config_unread(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(QuantizationConfig, "of", lambda self, module: None)
+
+
+def all_shards(folder: Path) -> dict[str, TensorInfo]:
+    found: dict[str, TensorInfo] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        found |= read_header(path)[0]
+    return found
+
+
+def every_file_beside_the_index_read(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(inventory, "read_shards", lambda folder: (all_shards(folder), {}))
+
+
+def a_stale_index_made_good(patch: pytest.MonkeyPatch) -> None:
+    original = checkpoint.read_shards
+
+    def read_shards(folder: Path) -> Any:
+        try:
+            return original(folder)
+        except CheckpointError as error:
+            if "does not hold it" not in str(error):
+                raise
+            return all_shards(folder), {}
+
+    patch.setattr(inventory, "read_shards", read_shards)
+
+
+def tensors_nobody_knows_ignored(patch: pytest.MonkeyPatch) -> None:
+    original = inventory.verify
+
+    def verify(opened: Checkpoint) -> None:
+        try:
+            original(opened)
+        except CheckpointError as error:
+            if "nothing in this architecture uses" not in str(error):
+                raise
+
+    patch.setattr(inventory, "verify", verify)
+
+
+def skipped_tensors_not_listed(patch: pytest.MonkeyPatch) -> None:
+    original = inventory.open_checkpoint
+    replace_everywhere(patch, original, lambda folder: replace(original(folder), skipped=()))
+
+
+def any_architecture_taken_for_qwen(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(qwen3_5_moe, "matches", lambda model_type, architectures: True)
+
+
+def coefficients_of_one_projection_for_all(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(expert_store, "COEFFICIENT_NAMES", dict.fromkeys(("F32", "F16", "BF16"), "bfloat16"))
+
+
+def ranges_changed(patch: pytest.MonkeyPatch, change: Any) -> None:
+    """Find each range of an expert elsewhere: change(piece, all pieces)."""
+    original = expert_store.find_experts
+
+    def find(opened: Checkpoint, layer: int, moe: Any) -> Any:
+        layout, pieces = original(opened, layer, moe)
+        return layout, [change(piece, pieces) for piece in pieces]
+
+    patch.setattr(expert_store, "find_experts", find)
+
+
+def ranges_one_row_late(patch: pytest.MonkeyPatch) -> None:
+    ranges_changed(patch, lambda piece, _: replace(piece, offset=piece.offset + 4))
+
+
+def every_range_in_the_first_shard(patch: pytest.MonkeyPatch) -> None:
+    ranges_changed(patch, lambda piece, pieces: replace(piece, path=pieces[0].path))
+
+
+def experts_of_the_next_layer(patch: pytest.MonkeyPatch) -> None:
+    original = expert_store.find_experts
+
+    def find(opened: Checkpoint, layer: int, moe: Any) -> Any:
+        layers = list(opened.config.moe_layers)
+        return original(opened, layers[(layers.index(layer) + 1) % len(layers)], moe)
+
+    patch.setattr(expert_store, "find_experts", find)
+
+
+def nan_scales_pass(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(FileExpertStore, "_check", lambda store, expert, slot: None)
+
+
+def the_next_expert_is_read(patch: pytest.MonkeyPatch) -> None:
+    original = FileExpertStore.read_into
+
+    def read_into(store: FileExpertStore, expert: int, slot: Any) -> None:
+        original(store, (expert + 1) % store.num_experts, slot)
+
+    patch.setattr(FileExpertStore, "read_into", read_into)
+
+
+def a_short_read_is_zeros(patch: pytest.MonkeyPatch) -> None:
+    original = readers.read_exactly
+
+    def read_exactly(file: int, offset: int, buffer: memoryview) -> None:
+        try:
+            original(file, offset, buffer)
+        except OSError:
+            buffer[:] = bytes(len(buffer))
+
+    patch.setattr(readers, "read_exactly", read_exactly)
+
+
+def mmap_reads_one_byte_late(patch: pytest.MonkeyPatch) -> None:
+    original = readers.MmapReader.read_into
+    patch.setattr(readers.MmapReader, "read_into", lambda reader, offset, buffer: original(reader, offset + 1, buffer))
+
+
+def refused_direct_reads_go_through_the_cache(patch: pytest.MonkeyPatch) -> None:
+    original = readers.open_reader
+
+    def open_reader(path: Path, mode: Any) -> Any:
+        try:
+            return original(path, mode)
+        except ReadError:
+            return original(path, "pread")
+
+    replace_everywhere(patch, original, open_reader)
+
+
+def urgent_reads_wait_their_turn(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(prefetch, "_ORDER", {"now": 0, "ahead": 0, "stop": 2})
+
+
+def a_failed_read_is_not_tried_again(patch: pytest.MonkeyPatch) -> None:
+    original = Read.wait
+
+    def wait(read: Read) -> float:
+        if read.ended.wait(0.05) and read.error is not None:
+            raise read.error
+        return original(read)
+
+    patch.setattr(Read, "wait", wait)
+
+
+def waiting_ends_before_the_bytes_are_there(patch: pytest.MonkeyPatch) -> None:
+    def wait(read: Read) -> float:
+        read.slot[: len(read.slot) // 2] = np.uint8(0)
+        return 0.0
+
+    patch.setattr(Read, "wait", wait)
+
+
+MUTANTS = {
+    the_last_of_two_names_wins: "STO-001",
+    holes_and_overlaps_accepted: "STO-002",
+    weights_read_when_a_folder_is_opened: "STO-003",
+    half_a_quantisation_is_a_float: "STO-004",
+    quantisation_of_the_config_unread: "STO-005",
+    every_file_beside_the_index_read: "STO-006",
+    a_stale_index_made_good: "STO-006",
+    tensors_nobody_knows_ignored: "STO-007",
+    skipped_tensors_not_listed: "STO-008",
+    any_architecture_taken_for_qwen: "STO-009",
+    coefficients_of_one_projection_for_all: "STO-013",
+    ranges_one_row_late: "STO-011",
+    every_range_in_the_first_shard: "STO-011",
+    experts_of_the_next_layer: "STO-011",
+    the_next_expert_is_read: "STO-011",
+    nan_scales_pass: "STO-012",
+    a_short_read_is_zeros: "STO-020",
+    mmap_reads_one_byte_late: "STO-021",
+    refused_direct_reads_go_through_the_cache: "STO-022",
+    urgent_reads_wait_their_turn: "STO-030",
+    a_failed_read_is_not_tried_again: "STO-031",
+    waiting_ends_before_the_bytes_are_there: "STO-031",
+}

@@ -1,0 +1,49 @@
+"""Mutants of chapter 11, reports: what a run says of a backend."""
+
+from typing import Any
+
+import pytest
+
+from conformance import report
+from conformance.report import Report
+from edge0_ref.app import api, backends
+from edge0_ref.errors import BackendError
+from tests.mutants.replacing import replace_everywhere
+
+
+def unclaimed_counts_as_passed(patch: pytest.MonkeyPatch) -> None:
+    original = Report.status
+
+    def status(self: Report, requirement: str) -> str:
+        found = original(self, requirement)
+        return "passed" if found == "unclaimed" else found
+
+    patch.setattr(Report, "status", status)
+
+
+def one_passed_test_is_enough(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(report, "OUTCOMES", ("passed", "FAIL", "unclaimed"))
+
+
+def an_unknown_backend_is_the_reference(patch: pytest.MonkeyPatch) -> None:
+    original = backends.find_backend
+
+    def find(name: str, needs: str = "decoder") -> Any:
+        try:
+            return original(name, needs)
+        except BackendError:
+            return original("reference")
+
+    replace_everywhere(patch, original, find)
+
+
+def a_notice_goes_unheard(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(api, "notice_of", lambda backend: None)
+
+
+MUTANTS = {
+    unclaimed_counts_as_passed: "BCK-002",
+    one_passed_test_is_enough: "BCK-003",
+    an_unknown_backend_is_the_reference: "BCK-008",
+    a_notice_goes_unheard: "BCK-011",
+}

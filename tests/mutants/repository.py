@@ -1,0 +1,56 @@
+"""The second court: this repository's own tests that cite a requirement, run against a mutant."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+OPTIONS = "-x -p no:cacheprovider -p no:benchmark -p no:terminal -W error --strict-markers --assert=plain"
+NOT_ASKED = {"test_conformance_catches_mutants.py", "test_spec_coverage.py", "mlx", "benchmarks"}
+
+
+class Citing:
+    """A pytest plugin: only the tests that cite a requirement, and how they failed."""
+
+    def __init__(self, requirement: str) -> None:
+        self.requirement = requirement
+        self.failures: list[str] = []
+
+    def pytest_configure(self, config: pytest.Config) -> None:
+        config.addinivalue_line("markers", "spec(*ids): the requirements of spec/ that a test holds")
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items[:] = [item for item in items if any(self.requirement in mark.args for mark in item.iter_markers("spec"))]
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            last = report.longreprtext.strip().splitlines()[-1:]
+            self.failures.append(f"{report.nodeid.rpartition('::')[2]}: {' '.join(last)}")
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            raise RuntimeError(f"{report.nodeid} cannot be imported: {report.longreprtext}")
+
+
+def failures_in_tests(requirement: str) -> list[str]:
+    """The first failure among the tests that cite a requirement, or none."""
+    paths = [path for path in sorted((ROOT / "tests").rglob("test_*.py")) if not NOT_ASKED & set(path.parts)]
+    citing = [str(path) for path in paths if f'"{requirement}"' in path.read_text("utf-8")]
+    if not citing:
+        return []
+    court = Citing(requirement)
+    options = [*OPTIONS.split(), "-c", os.devnull, "--rootdir", str(ROOT), "--hypothesis-profile", "no-shrink"]
+    pytest.main([*citing, *options], plugins=[court])
+    return court.failures
+
+
+def broken_command(patch: pytest.MonkeyPatch, mutant: str) -> None:
+    """Commands that tests start are broken too: they run `tests.mutants.broken`, which breaks itself first."""
+    import tests.app.command
+    import tests.test_conformance_reports
+
+    broken = [sys.executable, "-m", "tests.mutants.broken", mutant]
+    patch.setattr(tests.app.command, "EDGE0", [*broken, "edge0_ref.app.cli"])
+    patch.setattr(tests.test_conformance_reports, "CONFORMANCE", [*broken, "conformance.__main__"])

@@ -1,0 +1,293 @@
+"""The `numba` backend: lanes against their own Python, kernels against the reference, bits against themselves."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numba
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edge0_ref import fast_backend, fast_linear, lanes
+from edge0_ref.app import embedded_model
+from edge0_ref.arithmetic import Arithmetic
+from edge0_ref.backend import ReferenceBackend
+from edge0_ref.bits import narrow, widen
+from edge0_ref.contract import EXECUTOR_KINDS, ExpertLayout, Lora, Plan, QuantizedMatrix
+from edge0_ref.dequant import dequantize
+from edge0_ref.executors.bank import Bank
+from edge0_ref.fast_backend import FastArithmetic, NumbaBackend
+from edge0_ref.inventory import open_checkpoint
+from tests.ref.builders import Recipe, build
+from tests.ref.memory_store import random_expert
+
+U = 2.0**-24
+SEEDS = st.integers(0, 2**32 - 1)
+FEW = settings(max_examples=max(3, settings.default.max_examples // 4))
+DTYPES = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16), "bfloat16": np.dtype(np.uint16)}
+FORMS = st.tuples(st.sampled_from((4, 8)), st.sampled_from((32, 64, 128)), st.sampled_from(sorted(DTYPES)))
+compiled = pytest.mark.skipif(not hasattr(fast_linear.arrange_token, "py_func"), reason="Numba is switched off")
+
+
+@pytest.fixture(params=(1, 2), ids=("one thread", "two threads"))
+def arithmetic(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> FastArithmetic:
+    """With nothing too small to be shared out."""
+    if request.param > numba.config.NUMBA_NUM_THREADS:
+        pytest.skip("this machine has one thread")
+    monkeypatch.setattr(fast_backend, "SMALL_WORK", 0)
+    return FastArithmetic(request.param)
+
+
+def draw(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    return rng.normal(size=shape).astype(np.float32)
+
+
+def random_matrix(rng: np.random.Generator, rows: int, groups: int, form: tuple[int, int, str]) -> QuantizedMatrix:
+    bits, size, dtype = form
+    packed = rng.integers(0, 2**32, (rows, groups * size * bits // 32), dtype=np.uint32)
+    scales, biases = (narrow(draw(rng, rows, groups), DTYPES[dtype]) for _ in range(2))
+    return QuantizedMatrix(packed, scales, biases, bits, size)
+
+
+def magnitude(matrix: QuantizedMatrix) -> np.ndarray:
+    """|scale| * code + |bias|: what rounding errors are in proportion to."""
+    scales, biases = np.abs(widen(matrix.scales)), np.abs(widen(matrix.biases))
+    return dequantize(QuantizedMatrix(matrix.packed, scales, biases, matrix.bits, matrix.group_size))
+
+
+def within(got: np.ndarray, wanted: np.ndarray, bound: np.ndarray) -> bool:
+    assert got.dtype == np.float32
+    return bool((np.abs(got.astype(np.float64) - wanted) <= bound).all())
+
+
+# lanes
+
+
+@numba.njit
+def every_instruction(bytes_, words, numbers, index, y):
+    """Each on its own row."""
+    lanes.store(y, 0, lanes.zeros())
+    lanes.store(y, 16, lanes.spread(numbers[index]))
+    lanes.store(y, 32, lanes.codes(bytes_, index))
+    lanes.store(y, 48, lanes.low_codes(bytes_, index))
+    lanes.store(y, 64, lanes.high_codes(bytes_, index))
+    lanes.store(y, 80, lanes.bfloat16s(words, index))
+    lanes.store(y, 96, lanes.float16s(words, index))
+    lanes.store(y, 112, lanes.float32s(words, 2 * index))
+    lanes.store(y, 128, lanes.multiply_add(lanes.load(numbers, index), lanes.load(numbers, 0), lanes.load(numbers, 1)))
+    y[9, 0] = lanes.total(lanes.load(numbers, index))
+    for kind in range(3):
+        y[9, 1 + kind] = lanes.number(words, index, kind)
+
+
+@compiled
+@pytest.mark.spec("NUM-001")
+@given(seed=SEEDS, index=st.integers(0, 20))
+def test_compiled_lanes_equal_their_own_source_to_the_bit(seed: int, index: int) -> None:
+    rng = np.random.default_rng(seed)
+    patterns = rng.integers(0, 2**16, 80).astype(np.uint16)
+    patterns[(patterns & 0x7C00) == 0x7C00] = 0x3C00  # no NaN or infinity of either kind
+    patterns[(patterns & 0x7F80) == 0x7F80] = 0x3F80
+    codes = rng.integers(0, 256, 40).astype(np.uint8)
+    numbers = (rng.integers(-(2**10), 2**10, 40) / 8).astype(np.float32)  # sums and products are exact
+    results = [np.zeros((10, 16), np.float32) for _ in range(2)]
+    for run, y in zip((every_instruction, every_instruction.py_func), results, strict=True):
+        run(codes, patterns, numbers, index, y)
+    assert results[0].tobytes() == results[1].tobytes()
+
+
+@compiled
+def test_scratch_memory_starts_with_a_cache_line() -> None:
+    assert all(fast_backend.aligned(numbers).ctypes.data % 64 == 0 for numbers in range(1, 2000, 37))
+
+
+# linear layers
+
+
+@pytest.mark.spec("DEQ-010", "LOR-001")
+@FEW
+@given(seed=SEEDS, form=FORMS, tokens=st.integers(1, 6), rows=st.integers(1, 70), groups=st.integers(1, 3))
+def test_a_linear_layer_errs_by_float32_rounding_at_most(
+    arithmetic: FastArithmetic, seed: int, form: tuple[int, int, str], tokens: int, rows: int, groups: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    matrix, cols = random_matrix(rng, rows, groups, form), groups * form[1]
+    x, lora = draw(rng, tokens, cols), Lora(draw(rng, 5, cols), draw(rng, rows, 5), 0.5)
+    wide, weights = x.astype(np.float64), dequantize(matrix).astype(np.float64)
+    bound = (2 * cols + 8) * U * (np.abs(wide) @ magnitude(matrix).T)
+    assert within(arithmetic.linear(x, matrix), wide @ weights.T, bound)
+    update = wide @ lora.down.T.astype(np.float64) @ lora.up.T
+    bound += (2 * cols + 32) * U * 0.5 * (np.abs(wide) @ np.abs(lora.down).T @ np.abs(lora.up).T)
+    assert within(arithmetic.linear(x, matrix, lora), wide @ weights.T + 0.5 * update, bound * (1 + 1e-3))
+
+
+@pytest.mark.spec("DEQ-010")
+@FEW
+@given(seed=SEEDS, dtype=st.sampled_from(sorted(DTYPES)), rows=st.integers(1, 70), cols=st.integers(1, 70))
+def test_a_dense_layer_reads_numbers_of_every_kind(
+    arithmetic: FastArithmetic, seed: int, dtype: str, rows: int, cols: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    weight, x = narrow(draw(rng, rows, cols), DTYPES[dtype]), draw(rng, 3, cols)
+    wide = widen(weight).astype(np.float64)
+    assert within(arithmetic.linear(x, weight), x @ wide.T, (2 * cols + 8) * U * (np.abs(x) @ np.abs(wide).T))
+
+
+def bits_of(rows: Iterator[np.ndarray]) -> bytes:
+    return np.concatenate(list(rows)).tobytes()
+
+
+@pytest.mark.spec("DEQ-010")
+@FEW
+@given(seed=SEEDS, form=FORMS, tokens=st.integers(1, 11), cut=st.integers(0, 11))
+def test_a_token_among_many_has_the_bits_it_has_alone(
+    arithmetic: FastArithmetic, seed: int, form: tuple[int, int, str], tokens: int, cut: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    matrix, cols = random_matrix(rng, 40, 2, form), 2 * form[1]
+    x, lora = draw(rng, tokens, cols), Lora(draw(rng, 3, cols), draw(rng, 40, 3), 2.0)
+    for weight, beside in ((matrix, None), (matrix, lora), (draw(rng, 37, cols), None)):
+        together = arithmetic.linear(x, weight, beside).tobytes()
+        assert together == bits_of(arithmetic.linear(part, weight, beside) for part in (x[:cut], x[cut:]) if len(part))
+        assert together == bits_of(FastArithmetic(1).linear(x[t : t + 1], weight, beside) for t in range(tokens))
+
+
+def test_a_result_is_nobodys_scratch_memory_and_no_argument_is_written() -> None:
+    rng = np.random.default_rng(0)
+    arithmetic, matrix, x = FastArithmetic(1), random_matrix(rng, 40, 2, (4, 64, "bfloat16")), draw(rng, 2, 128)
+    for array in (x, matrix.packed, matrix.scales, matrix.biases):
+        array.flags.writeable = False
+    first = arithmetic.linear(x, matrix)
+    kept = first.copy()
+    arithmetic.linear(-x, matrix)
+    assert first.tobytes() == kept.tobytes()
+
+
+# experts
+
+
+@pytest.mark.spec("EXE-003", "EXE-002")
+@FEW
+@given(seed=SEEDS, bits=st.sampled_from((4, 8)), dtype=st.sampled_from(sorted(DTYPES)), tokens=st.integers(1, 9))
+def test_experts_at_once_are_the_experts_one_by_one(
+    arithmetic: FastArithmetic, seed: int, bits: int, dtype: Any, tokens: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    layout = ExpertLayout(hidden=64, inner=96, bits=bits, group_size=32, coefficient_dtype=dtype)
+    bank = Bank(layout, np.stack([random_bytes(rng, layout) for _ in range(5)]))
+    x, chosen = draw(rng, tokens, 64), np.stack([rng.permutation(5)[:3] for _ in range(tokens)])
+    group = [(tuple(map(list, np.nonzero(chosen == slot))), slot) for slot in np.unique(chosen).tolist()]
+    outputs = [np.full((tokens, 3, 64), np.nan, np.float32) for _ in range(4)]
+    Arithmetic().run_experts(outputs[0], x, group, bank)
+    arithmetic.run_experts(outputs[1], x, group, bank)
+    for one in reversed(group):
+        arithmetic.run_experts(outputs[2], x, [one], bank)
+    FastArithmetic(1).run_experts(outputs[3], x, iter(group), bank)
+    distance = np.linalg.norm((outputs[1] - outputs[0]).ravel()) / np.linalg.norm(outputs[0].ravel())
+    assert distance <= 2 * (64 + 96) * U
+    assert outputs[1].tobytes() == outputs[2].tobytes() == outputs[3].tobytes()
+
+
+def random_bytes(rng: np.random.Generator, layout: ExpertLayout) -> np.ndarray:
+    """A slot with coefficients in the layout's own dtype."""
+    slot = random_expert(rng, ExpertLayout(layout.hidden, layout.inner, layout.bits, layout.group_size, "float32"))
+    codes = slot[: 3 * layout.hidden * layout.inner * layout.bits // 8]
+    coefficients = narrow(slot[codes.size :].view(np.float32), layout.numpy_coefficient)
+    return np.concatenate([codes, coefficients.view(np.uint8)])
+
+
+# mixers
+
+
+def mixer_calls(rng: np.random.Generator, tokens: int) -> list[tuple[str, Callable[[Arithmetic, slice], np.ndarray]]]:
+    """Each with a state of its own that goes on from call to call; a slice says which tokens."""
+    q, k, v = draw(rng, tokens, 2, 21), draw(rng, tokens, 2, 21), draw(rng, tokens, 4, 5)
+    beta, decay = rng.random((tokens, 4), np.float32), rng.random((tokens, 4, 21), np.float32)
+    memory, x, taps, history = draw(rng, 4, 5, 21), draw(rng, tokens, 19), draw(rng, 19, 4), draw(rng, 3, 19)
+    heads, keys, values = draw(rng, tokens, 4, 21), draw(rng, tokens + 3, 2, 21), draw(rng, tokens + 3, 2, 30)
+    return [
+        ("delta_rule", lambda a, s: a.delta_rule(q[s] / 5, k[s] / 5, v[s], beta[s], decay[s], memory)),
+        ("causal_conv", lambda a, s: a.causal_conv(x[s], taps, history)),
+        ("causal_attention", lambda a, s: a.causal_attention(heads[s], keys, values, 3 + s.start, 0.3, 17)),
+    ]
+
+
+@pytest.mark.spec("DEC-010", "DEC-020", "DEC-021")
+@FEW
+@given(seed=SEEDS, cut=st.integers(1, 5))
+def test_mixers_agree_with_the_reference_and_may_be_cut_anywhere(
+    arithmetic: FastArithmetic, seed: int, cut: int
+) -> None:
+    calls = [mixer_calls(np.random.default_rng(seed), 6) for _ in range(4)]
+    whole = slice(0, 6)
+    for i, (name, wanted) in enumerate(calls[0]):
+        reference, got = wanted(Arithmetic(), whole), calls[1][i][1](arithmetic, whole)
+        assert np.linalg.norm((got - reference).ravel()) <= 64 * U * np.linalg.norm(reference.ravel()), name
+        alone = calls[2][i][1](FastArithmetic(1), whole)
+        parts = [calls[3][i][1](arithmetic, piece) for piece in (slice(0, cut), slice(cut, 6))]
+        assert got.tobytes() == alone.tobytes() == np.concatenate(parts).tobytes(), name
+
+
+# the backend
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.spec("EXE-017", "STO-021")
+def test_logits_depend_on_no_executor_slot_thread_or_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = open_checkpoint(build(tmp_path, Recipe(layers=3, attention=3, vocab=48)))
+    said = set()
+    for small in (0, 2**60):
+        monkeypatch.setattr(fast_backend, "SMALL_WORK", small)
+        for number, kind in enumerate(EXECUTOR_KINDS):
+            plan = Plan(
+                2, kind, "whole_layer", slots=1 + number, prefill_chunk=1 + 2 * number, reader_threads=1 + number
+            )
+            decoder = NumbaBackend().decoder(checkpoint, plan)
+            rows = [*decoder.all_logits([3, 1, 4, 1, 5, 9, 2, 6]), decoder.step(5), decoder.step(3)]
+            decoder.close()
+            said.add(np.stack(rows).tobytes())
+    assert len(said) == 1
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_greedy_tokens_of_the_embedded_model_are_the_references() -> None:
+    checkpoint = open_checkpoint(embedded_model())
+    top_k = checkpoint.config.top_k
+    texts = []
+    for backend in (ReferenceBackend(), NumbaBackend()):
+        decoder = backend.decoder(checkpoint, Plan(top_k=top_k, slots=2 * top_k))
+        tokens = [int(decoder.prefill([296, 259, 631]).argmax())]
+        for _ in range(299):
+            tokens.append(int(decoder.step(tokens[-1]).argmax()))
+        decoder.close()
+        texts.append(tokens)
+    assert texts[0] == texts[1]
+
+
+DECODE = """
+import sys, numpy as np
+from edge0_ref.contract import Plan
+from edge0_ref.fast_backend import create
+from edge0_ref.inventory import open_checkpoint
+decoder = create().decoder(open_checkpoint(sys.argv[1]), Plan(top_k=2))
+print(decoder.all_logits([3, 1, 4, 1, 5]).tobytes().hex(), decoder.step(1).tobytes().hex())
+"""
+
+
+@compiled
+@pytest.mark.spec("BCK-001")
+def test_a_model_runs_with_numba_switched_off(tmp_path: Path) -> None:
+    """As near as sums in another order are: there, fused multiply-adds round twice, and loops are not vectorised."""
+    folder = build(tmp_path, Recipe(hidden=32, inner=32, head_dim=32, heads=1, value_heads=1, vocab=16, experts=3))
+    said = []
+    for switch in ("0", "1"):
+        environment = {**os.environ, "NUMBA_DISABLE_JIT": switch}
+        command = [sys.executable, "-c", DECODE, str(folder)]
+        shown = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+        said.append(np.concatenate([np.frombuffer(bytes.fromhex(part), np.float32) for part in shown.split()]))
+    assert np.linalg.norm(said[0] - said[1]) <= 1e-5 * np.linalg.norm(said[0])
