@@ -24,7 +24,8 @@ SEEDS = st.integers(0, 2**32 - 1)
 GROUPS = st.sampled_from((32, 64, 128))
 COEFFICIENTS = st.sampled_from(("float32", "float16", "bfloat16"))
 CHARACTERS = st.sampled_from(("plain", "plain", "negative", "mixed", "tiny", "zero", "cancelling", "extreme codes"))
-EXPERT_COUNTS = st.sampled_from((1, 2, 3, 5, 8, 60))
+AWKWARD_COUNTS = (1, 2, 3, 5, 60, 132, 160, 192, 256, 257)  # of experts: small, published, and just beyond
+EXPERT_COUNTS = st.sampled_from((*AWKWARD_COUNTS, 8))
 
 
 def narrowed(values: np.ndarray, coefficient: str) -> np.ndarray:
@@ -248,7 +249,7 @@ def slot_bytes(expert: Expert) -> np.ndarray:
 
 
 @st.composite
-def expert_layers(draw: Any, counts: st.SearchStrategy[int] = EXPERT_COUNTS) -> ExpertsRecipe:
+def expert_layers(draw: Any, counts: st.SearchStrategy[int]) -> ExpertsRecipe:
     group_size = draw(GROUPS)
     widths = st.sampled_from((group_size, 2 * group_size))
     names = st.sampled_from(("plain", "negative", "mixed", "cancelling", "extreme codes"))

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from conformance.profiles import FLOAT32, Profile
 from conformance.report import Recorder
 from conformance.requirements import Requirement
 
 OUTER_WALL = 0.01  # relative L2 against the float64 oracle, whatever the derived bound allows
 ROUNDOFF = 2.0**-24  # of float32
-PLAIN_SHARE = 16  # how much worse than plain float32 an implementation may round
 SLACK = 2.0**-50  # how far two correct float64 evaluations of exp, erf or a sum of few terms may lie apart
 
 
@@ -57,13 +57,15 @@ def hexadecimal(value: Any) -> str:
 class Judge:
     """Compares for one test: the requirements it cites, the path it takes, where its figures go.
 
-    requirements: those the test cites, the first is blamed unless `blame` says which; path: "staged" and so on.
+    requirements: those the test cites, the first is blamed unless `blame` says which; path: "staged" and so on;
+    profile: the dtype of the backend's activations, on which bounds depend.
     """
 
     requirements: Sequence[Requirement]
     path: str
     recorder: Recorder
     again: str
+    profile: Profile = FLOAT32
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """Short: Hypothesis prints the arguments of a failing test."""
@@ -111,7 +113,7 @@ class Judge:
         self._same_form(got, want.astype(np.float32), what, blame)
         error = np.abs(got.astype(np.float64) - want)
         with np.errstate(invalid="ignore", divide="ignore"):
-            ratios = np.where(error == 0, 0.0, error / bound)
+            ratios = np.where((error == 0) | np.isinf(bound), 0.0, error / bound)
         ratios = np.where(np.isnan(ratios), np.inf, ratios)
         distance, ratio = relative_l2(got, want), float(ratios.max(initial=0.0))
         self._measure(blame, distance, ratio, what)
@@ -121,18 +123,31 @@ class Judge:
             self.fail(what, repr(float(got[where])), wanted, blame, where, evidence)
         self._wall(got, want, bound, distance, what, blame)
 
-    def whole(self, got: np.ndarray, want: np.ndarray, bound: float, what: str, blame: str = "") -> None:
+    def whole(
+        self, got: np.ndarray, want: np.ndarray, bound: float, what: str, blame: str = "", wall: float = OUTER_WALL
+    ) -> None:
         """Relative L2 of the whole array within a derived bound, and within 1 %."""
         self._same_form(got, want.astype(np.float32), what, blame)
         distance = relative_l2(got, want)
         distance = math.inf if math.isnan(distance) else distance
         self._measure(blame, distance, distance / bound if bound else math.inf * distance, what)
-        if not distance <= min(bound, OUTER_WALL):
-            self.fail(what, f"relative L2 {distance:.3g}", f"at most {min(bound, OUTER_WALL):.3g}", blame)
+        if not distance <= min(bound, wall):
+            self.fail(what, f"relative L2 {distance:.3g}", f"at most {min(bound, wall):.3g}", blame)
 
     def like_plain(self, got: np.ndarray, want: np.ndarray, plain: np.ndarray, what: str, blame: str = "") -> None:
-        """Relative L2 of the whole within PLAIN_SHARE times what plain float32 arithmetic loses on the same numbers."""
-        self.whole(got, want, PLAIN_SHARE * max(relative_l2(plain, want), 8 * ROUNDOFF), what, blame)
+        """Relative L2 of the whole within a share of what plain arithmetic of the same profile loses on these numbers."""
+        self._like_plain(got, want, plain, what, blame, OUTER_WALL)
+
+    def deep(self, got: np.ndarray, want: np.ndarray, plain: np.ndarray, what: str, blame: str = "") -> None:
+        """The same of whole layers of a decoder, over which the roundings of a narrow profile add up beyond any wall."""
+        wall = OUTER_WALL if self.profile is FLOAT32 else math.inf
+        self._like_plain(got, want, plain, what, blame, wall)
+
+    def _like_plain(
+        self, got: np.ndarray, want: np.ndarray, plain: np.ndarray, what: str, blame: str, wall: float
+    ) -> None:
+        least = max(8 * ROUNDOFF, self.profile.roundoff)
+        self.whole(got, want, self.profile.share * max(relative_l2(plain, want), least), what, blame, wall)
 
     def state(self, got: Any, want: Any, what: str, blame: str = "") -> None:
         """Integers, sets and counters: equal."""

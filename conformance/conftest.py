@@ -8,6 +8,7 @@ from conformance.compare import Judge
 from conformance.driven import Driven
 from conformance.loading import load_backend
 from conformance.plugin import PLUGIN, RunPlugin, cited
+from conformance.profiles import profile_of
 from conformance.requirements import Requirement, read_requirements
 from conformance.watched import WatchedBackend
 
@@ -42,7 +43,7 @@ def judge(request: pytest.FixtureRequest, current_run: RunPlugin) -> Judge:
     known = [current_run.requirements.get(id_, Requirement(id_, "?", "", "not in spec/")) for id_ in ids]
     callspec = getattr(request.node, "callspec", None)
     path = str(callspec.params.get("kind", "")) if callspec else ""
-    return Judge(known, path, current_run.recorder, current_run.again)
+    return Judge(known, path, current_run.recorder, current_run.again, profile_of(current_run.backend))
 
 
 @pytest.fixture

@@ -8,13 +8,14 @@ import numpy as np
 from conformance import oracles
 from conformance.cases import packed
 from conformance.compare import ConformanceError, Evidence
+from conformance.profiles import Profile, profile_of
 from conformance.residency_model import model_of
 from conformance.vector_files import encoded
 from conformance.watched import Memory, Operation
 from edge0_ref.contract import Expert, QuantizedMatrix, RouterSpec, Routing, SoftmaxTopK
 
 Expectation = dict[str, Any]
-OUTPUTS = {"dequantize": "weights", "linear": "y", "predict": "logits", "executor": "y"}
+OUTPUTS = {"dequantize": "weights", "linear": "y", "predict": "logits", "executor": "y", "sequence": "y"}
 
 
 def counterexamples(memory: Memory, error: BaseException) -> Iterator[tuple[Operation, Expectation]]:
@@ -36,7 +37,7 @@ def counterexamples(memory: Memory, error: BaseException) -> Iterator[tuple[Oper
                 if same(output, evidence.got):
                     yield operation, expectation_of(operation, name, evidence)
     for operation in latest_first:
-        expected = attempted(expectation, operation, memory.backend.to_numpy)
+        expected = attempted(expectation, operation, memory.backend.to_numpy, profile_of(memory.backend))
         if expected:
             yield operation, expected
 
@@ -83,7 +84,7 @@ def within(name: str, value: oracles.Bounded) -> Expectation:
     return {"expected": {name: value.value}, "bound": {name: value.bound}}
 
 
-def expectation(operation: Operation, to_numpy: Callable[[Any], np.ndarray]) -> Expectation | None:
+def expectation(operation: Operation, to_numpy: Callable[[Any], np.ndarray], profile: Profile) -> Expectation | None:
     """What the oracles say of a call; None where they have nothing to say that a vector could hold."""
     given = operation.inputs
     match operation.name:
@@ -92,14 +93,18 @@ def expectation(operation: Operation, to_numpy: Callable[[Any], np.ndarray]) -> 
         case "quantize":
             return quantized(given["weights"], given["bits"], given["group_size"])
         case "linear":
-            return within("y", oracles.linear(to_numpy(given["x"]), given["weight"], given.get("lora")))
+            return within("y", oracles.linear(to_numpy(given["x"]), given["weight"], given.get("lora"), profile))
         case "route":
             return routed(to_numpy(given["logits"]), given["spec"])
         case "predict":
-            return within("logits", oracles.head_logits(given["head"], to_numpy(given["features"])))
+            return within("logits", oracles.head_logits(given["head"], to_numpy(given["features"]), profile))
         case "executor":
             experts = getattr(given["store"], "experts", None)
-            return experts and within("y", oracles.experts_output(to_numpy(given["x"]), given["routing"], experts))
+            if experts is None:
+                return None
+            return within("y", oracles.experts_output(to_numpy(given["x"]), given["routing"], experts, profile))
+        case "sequence":
+            return computed(given, to_numpy, profile)
         case _:
             return resided(given)
 
@@ -133,6 +138,18 @@ def routed(logits: np.ndarray, spec: RouterSpec) -> Expectation | None:
         experts = choice.experts
         weights = oracles.sigmoid_group_weights(logits, experts, spec.scale)
     return {"expected": {"experts": experts, "weights": weights.value}, "bound": {"weights": weights.bound}}
+
+
+def computed(
+    given: Mapping[str, Any], to_numpy: Callable[[Any], np.ndarray], profile: Profile
+) -> Expectation | None:
+    """What the calls of an executor's life give, one after the other, if it had none that a failing disk could spoil."""
+    experts, steps = getattr(given["store"], "experts", None), given["steps"]
+    calls = [(to_numpy(step["x"]), step["routing"]) for step in steps if "x" in step]
+    if experts is None or not calls or any("fails" in step for step in steps):
+        return None
+    parts = [oracles.experts_output(x, routing, experts, profile) for x, routing in calls]
+    return within("y", oracles.Bounded(*(np.concatenate(part) for part in zip(*parts, strict=True))))
 
 
 def resided(given: Mapping[str, Any]) -> Expectation | None:
@@ -175,12 +192,22 @@ def inputs_of(operation: Operation, to_numpy: Callable[[Any], np.ndarray]) -> di
             return dict(encoded({"logits": to_numpy(given["logits"]), "spec": spec(given["spec"])}))
         case "predict":
             return dict(encoded({"head": vars(given["head"]), "features": to_numpy(given["features"])}))
+        case "sequence":
+            experts = getattr(given["store"], "experts", [])
+            form = {"kind": given["kind"], "slots": given["slots"], "experts": [expert_value(e) for e in experts]}
+            return form | {"events": [step_value(step, to_numpy) for step in given["steps"]]}
         case _:
             experts, routing = getattr(given["store"], "experts", None), given["routing"]
             if experts is None:
                 return None
             inputs = {"experts": [expert_value(e) for e in experts], "x": to_numpy(given["x"])}
             return dict(encoded(inputs | {"routing": routing_value(routing), "slots": given["slots"]}))
+
+
+def step_value(step: Mapping[str, Any], to_numpy: Callable[[Any], np.ndarray]) -> dict[str, Any]:
+    if "x" in step:
+        step = {"x": to_numpy(step["x"]), "routing": routing_value(step["routing"])}
+    return dict(encoded(step))
 
 
 def routing_value(routing: Routing) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 It has no state, no cache and no executor: every run computes all positions of a sequence from nothing. It does not
 choose experts but is told which were executed, because a near tie may fall either way; what it returns lets the
-caller check that choice. In `precision=float32` it is the yardstick: what plain float32 makes of the same equations.
+caller check that choice. In `precision=float32` it is the yardstick: what plain float32 makes of the same equations,
+with activations rounded on their way into every linear layer if the profile says so.
 """
 
 import json
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from conformance import oracles
+from conformance.profiles import FLOAT32, Profile
 from edge0_ref.contract import Lora, PrerouterHead, QuantizedMatrix
 
 FORMATS = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "U32": "<u4"}
@@ -46,9 +48,15 @@ class Oracle:
     """One checkpoint with its adapters."""
 
     def __init__(
-        self, folder: Path, heads: Mapping[int, PrerouterHead], loras: Mapping[str, Lora], precision: Any = np.float64
+        self,
+        folder: Path,
+        heads: Mapping[int, PrerouterHead],
+        loras: Mapping[str, Lora],
+        precision: Any = np.float64,
+        profile: Profile = FLOAT32,
     ) -> None:
-        self.tensors, self.heads, self.loras, self.precision = read_tensors(folder), heads, loras, precision
+        self.tensors, self.heads, self.loras = read_tensors(folder), heads, loras
+        self.precision, self.profile = precision, profile
         config = json.loads((folder / "config.json").read_text("utf-8"))
         self.text, self.quantization = config["text_config"], config["quantization"]
         self.tied, self.eps = config["tie_word_embeddings"], self.text["rms_norm_eps"]
@@ -64,12 +72,16 @@ class Oracle:
     def vector(self, name: str) -> np.ndarray:
         return oracles.real(self.tensors[name]).astype(self.precision)
 
+    def rounded(self, x: np.ndarray) -> np.ndarray:
+        return oracles.rounded(x, self.profile)
+
     def linear(self, x: np.ndarray, module: str) -> np.ndarray:
+        x = self.rounded(x)
         y = x @ self.weight(module).T
         if module in self.loras:
             lora = self.loras[module]
             down, up = lora.down.astype(self.precision), lora.up.astype(self.precision)
-            y = y + self.precision(lora.scale) * ((x @ down.T) @ up.T)
+            y = y + self.precision(lora.scale) * (self.rounded(x @ down.T) @ up.T)
         return y
 
     def norm(self, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
@@ -161,6 +173,7 @@ class Oracle:
         y = shared * self.linear(silu(self.linear(x, gate)) * self.linear(x, up), down)
         parts = [f"{path}.switch_mlp.{name}_proj" for name in ("gate", "up", "down")]
         used = {int(e): [self.weight(part, int(e)) for part in parts] for e in np.unique(executed)}
+        x = self.rounded(x)
         for t in range(len(x)):
             predicted = t in stepped and t > 0 and layer in trace.prediction_logits
             logits = trace.prediction_logits[layer][t - 1] if predicted else trace.router_logits[layer][t]
@@ -168,7 +181,7 @@ class Oracle:
             weights = np.exp(chosen - chosen.max())
             for expert, weight in zip(executed[t].tolist(), weights / weights.sum(), strict=True):
                 opens, lifts, lowers = used[expert]
-                y[t] = y[t] + weight * (lowers @ (silu(opens @ x[t]) * (lifts @ x[t])))
+                y[t] = y[t] + weight * (lowers @ self.rounded(silu(opens @ x[t]) * (lifts @ x[t])))
         return y
 
     def predict(self, layer: int, x: np.ndarray, executed: np.ndarray) -> np.ndarray:
@@ -180,9 +193,9 @@ class Oracle:
             if t > 0:
                 before[executed[t - 1]] = 1
             features.append(np.concatenate([x[t], now, before]))
-        f, head = np.array(features, self.precision), self.heads[layer]
+        f, head = self.rounded(np.array(features, self.precision)), self.heads[layer]
         fc1, fc2, direct = (part.astype(self.precision) for part in (head.fc1, head.fc2, head.linear))
-        return f @ direct.T + oracles.gelu(f @ fc1.T).astype(self.precision) @ fc2.T
+        return f @ direct.T + self.rounded(oracles.gelu(f @ fc1.T).astype(self.precision)) @ fc2.T
 
 
 def sigmoid(z: np.ndarray) -> np.ndarray:

@@ -9,6 +9,7 @@ import numpy as np
 
 from conformance import oracles
 from conformance.decoder_oracle import Oracle, Trace, read_tensors, sigmoid, silu, unit
+from conformance.profiles import FLOAT32, Profile
 from conformance.sessions import Session
 from edge0_ref.contract import Lora, PrerouterHead, SigmoidGroup
 
@@ -17,9 +18,15 @@ class LingOracle(Oracle):
     """One checkpoint with its adapters."""
 
     def __init__(
-        self, folder: Path, heads: Mapping[int, PrerouterHead], loras: Mapping[str, Lora], precision: Any = np.float64
+        self,
+        folder: Path,
+        heads: Mapping[int, PrerouterHead],
+        loras: Mapping[str, Lora],
+        precision: Any = np.float64,
+        profile: Profile = FLOAT32,
     ) -> None:
-        self.tensors, self.heads, self.loras, self.precision = read_tensors(folder), heads, loras, precision
+        self.tensors, self.heads, self.loras = read_tensors(folder), heads, loras
+        self.precision, self.profile = precision, profile
         self.text = json.loads((folder / "config.json").read_text("utf-8"))
         self.quantization = self.text["quantization"]
         self.tied, self.eps = self.text["tie_word_embeddings"], self.text["rms_norm_eps"]
@@ -123,6 +130,7 @@ class LingOracle(Oracle):
         place = "experts" if f"{path}.experts.gate_proj.weight" in self.tensors else "switch_mlp"
         parts = ("gate_proj", "up_proj", "down_proj")
         used = {int(e): [self.weight(f"{path}.{place}.{p}", int(e)) for p in parts] for e in np.unique(executed)}
+        x = self.rounded(x)
         for t in range(len(x)):
             predicted = t in stepped and t > 0 and layer in trace.prediction_logits
             logits = trace.prediction_logits[layer][t - 1] if predicted else trace.router_logits[layer][t]
@@ -130,7 +138,7 @@ class LingOracle(Oracle):
             weights = scores / (scores.sum() + 1e-20) * self.precision(self.text["routed_scaling_factor"])
             for expert, weight in zip(executed[t].tolist(), weights, strict=True):
                 gate, up, down = used[expert]
-                y[t] = y[t] + weight * (down @ (silu(gate @ x[t]) * (up @ x[t])))
+                y[t] = y[t] + weight * (down @ self.rounded(silu(gate @ x[t]) * (up @ x[t])))
         return y
 
     def spec(self, layer: int, top_k: int, predicted: bool) -> SigmoidGroup:
@@ -143,8 +151,8 @@ class LingOracle(Oracle):
 class LingSession(Session):
     """One script through one decoder under watch, and the float64 decoder beside it."""
 
-    def oracle(self, precision: Any = np.float64) -> Trace:
-        self.ling = LingOracle(self.folder, self.adapters.heads, self.adapters.loras, precision)
+    def oracle(self, precision: Any, profile: Profile) -> Trace:
+        self.ling = LingOracle(self.folder, self.adapters.heads, self.adapters.loras, precision, profile)
         with np.errstate(over="ignore", under="ignore"):
             return self.ling.run(list(self.script.tokens), self.executed, self.script.stepped)
 
@@ -157,7 +165,7 @@ class LingSession(Session):
             got = self.watch.rows(self.driven, "router_logits", layer) if routed else np.empty(0)
             if routed:
                 wanted, other = truth.router_logits[layer][routed], plain.router_logits[layer][routed]
-                self.judge.like_plain(got, wanted, other, f"router logits of layer {layer}, {what}")
+                self.judge.deep(got, wanted, other, f"router logits of layer {layer}, {what}")
             ahead = self.watch.rows(self.driven, "prediction_logits", layer) if consumer else np.empty(0)
             for t in range(len(executed)):
                 row = ahead[t - 1] if t in predicted else got[routed.index(t)]

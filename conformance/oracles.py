@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from conformance.profiles import FLOAT32, Profile
 from edge0_ref.contract import Expert, Lora, PrerouterHead, QuantizedMatrix, Routing, SigmoidGroup
 
 U = 2.0**-24
@@ -131,63 +132,90 @@ def folded(terms: list[float]) -> float:
     return terms[0]
 
 
-def product(x: np.ndarray, weight: QuantizedMatrix | np.ndarray, x_error: np.ndarray | None = None) -> Bounded:
-    """W x for rows of x, each known up to x_error."""
+def rounded(x: np.ndarray, profile: Profile) -> np.ndarray:
+    """The same numbers as a profile keeps them."""
+    if profile is FLOAT32:
+        return x
+    if profile.name == "float16":
+        with np.errstate(over="ignore"):
+            return x.astype(np.float16).astype(x.dtype)
+    return real(stored(x.astype(np.float32), np.dtype(np.uint16))).astype(x.dtype)
+
+
+def product(
+    x: np.ndarray,
+    weight: QuantizedMatrix | np.ndarray,
+    x_error: np.ndarray | None = None,
+    profile: Profile = FLOAT32,
+) -> Bounded:
+    """W x for rows of x, each known up to x_error; a narrow profile rounds x on the way in and W x on the way out."""
     w, magnitude = dense(weight)
     wide = x.astype(np.float64)
-    bound = (2 * w.shape[1] + 8) * U * (np.abs(wide) @ magnitude.T) + w.shape[1] * SMALLEST
-    return Bounded(wide @ w.T, bound if x_error is None else bound + x_error @ np.abs(w).T * (1 + 1e-3))
+    size = np.abs(wide) if x_error is None else np.abs(wide) + x_error
+    error = size - np.abs(wide) + profile.roundoff * size + profile.smallest
+    value, terms = wide @ w.T, size @ magnitude.T
+    bound = (2 * w.shape[1] + 8) * U * terms + w.shape[1] * SMALLEST + error @ np.abs(w).T * (1 + 1e-3)
+    bound = bound + profile.roundoff * (np.abs(value) + bound) + profile.smallest
+    beyond = (terms > profile.largest) | (size.max(axis=1, initial=0.0, keepdims=True) > profile.largest)
+    return Bounded(value, np.where(beyond, np.inf, bound))
 
 
-def linear(x: np.ndarray, weight: QuantizedMatrix | np.ndarray, lora: Lora | None = None) -> Bounded:
+def linear(
+    x: np.ndarray, weight: QuantizedMatrix | np.ndarray, lora: Lora | None = None, profile: Profile = FLOAT32
+) -> Bounded:
     """[LOR-001] W x + scale * B (A x)."""
-    base = product(x, weight)
+    base = product(x, weight, None, profile)
     if lora is None:
         return base
-    inner = product(x, lora.down)
-    update = product(inner.value, lora.up, inner.bound)
+    inner = product(x, lora.down, None, profile)
+    update = product(inner.value, lora.up, inner.bound, profile)
     value = base.value + lora.scale * update.value
-    rounding = 4 * U * (np.abs(base.value) + np.abs(lora.scale * update.value))
-    return Bounded(value, base.bound + abs(lora.scale) * update.bound + rounding)
+    rounding = (4 * U + 2 * profile.roundoff) * (np.abs(base.value) + np.abs(lora.scale * update.value))
+    return Bounded(value, base.bound + abs(lora.scale) * update.bound + rounding + profile.smallest)
 
 
 def sigmoid(z: np.ndarray) -> np.ndarray:
-    return np.array([1 / (1 + math.exp(-v)) if v >= 0 else math.exp(v) / (1 + math.exp(v)) for v in z.ravel()]).reshape(
-        z.shape
-    )
+    powers = np.exp(-np.abs(z.astype(np.float64)))
+    return np.where(z >= 0, 1.0, powers) / (1 + powers)
 
 
-def expert_output(x: np.ndarray, expert: Expert) -> Bounded:
+def expert_output(x: np.ndarray, expert: Expert, profile: Profile = FLOAT32) -> Bounded:
     """down(silu(gate x) * (up x)); |silu'| < 1.1 carries the error of the gate onwards."""
-    gate, up = product(x, expert.gate), product(x, expert.up)
+    gate, up = product(x, expert.gate, None, profile), product(x, expert.up, None, profile)
     opened = gate.value * sigmoid(gate.value)
     inner = opened * up.value
-    error = 1.1 * gate.bound * (np.abs(up.value) + up.bound) + np.abs(opened) * up.bound + 8 * U * np.abs(inner)
-    return product(inner, expert.down, error + SMALLEST)
+    error = 1.1 * gate.bound * (np.abs(up.value) + up.bound) + np.abs(opened) * up.bound
+    error += (8 * U + 2 * profile.roundoff) * np.abs(inner) + 2 * profile.smallest
+    return product(inner, expert.down, error + SMALLEST, profile)
 
 
-def experts_output(x: np.ndarray, routing: Routing, experts: list[Expert]) -> Bounded:
+def experts_output(
+    x: np.ndarray, routing: Routing, experts: list[Expert], profile: Profile = FLOAT32
+) -> Bounded:
     """y[t] = sum over j of weights[t, j] * expert[t, j](x[t])."""
     values, bounds = np.zeros(x.shape), np.zeros(x.shape)
     k = routing.experts.shape[1]
-    for t in range(routing.tokens):
-        for j in range(k):
-            weight = float(routing.weights[t, j])
-            y = expert_output(x[t : t + 1], experts[int(routing.experts[t, j])])
-            values[t] += weight * y.value[0]
-            bounds[t] += abs(weight) * (y.bound[0] + (k + 2) * U * np.abs(y.value[0])) + SMALLEST
+    for expert in np.unique(routing.experts):
+        tokens, places = np.nonzero(routing.experts == expert)
+        weights = routing.weights[tokens, places, None].astype(np.float64)
+        y = expert_output(x[tokens], experts[int(expert)], profile)
+        rounding = ((k + 2) * U + 2 * profile.roundoff) * np.abs(y.value)
+        np.add.at(values, tokens, weights * y.value)
+        np.add.at(bounds, tokens, np.abs(weights) * (y.bound + rounding) + SMALLEST + profile.smallest)
     return Bounded(values, bounds)
 
 
-def plain_experts_output(x: np.ndarray, routing: Routing, experts: list[Expert]) -> np.ndarray:
+def plain_experts_output(
+    x: np.ndarray, routing: Routing, experts: list[Expert], profile: Profile = FLOAT32
+) -> np.ndarray:
     """The same in plain float32: the yardstick of what rounding costs on these very numbers."""
-    y = np.zeros(x.shape, np.float32)
+    y, x = np.zeros(x.shape, np.float32), rounded(x, profile)
     for expert in np.unique(routing.experts):
         gate, up, down = (dequantized(m)[0] for m in (experts[expert].gate, experts[expert].up, experts[expert].down))
         opened = x @ gate.T
         inner = opened / (1 + np.exp(-opened)) * (x @ up.T)
         weights = (routing.weights * (routing.experts == expert)).sum(axis=1, keepdims=True, dtype=np.float32)
-        y += weights * (inner @ down.T)
+        y += weights * (rounded(inner, profile) @ down.T)
     return y
 
 
@@ -242,10 +270,12 @@ def gelu(z: np.ndarray) -> np.ndarray:
     return np.array([v * (1 + math.erf(v / math.sqrt(2))) / 2 for v in z.ravel()]).reshape(z.shape)
 
 
-def head_logits(head: PrerouterHead, features: np.ndarray) -> Bounded:
+def head_logits(head: PrerouterHead, features: np.ndarray, profile: Profile = FLOAT32) -> Bounded:
     """[PRE-001] linear f + fc2 gelu(fc1 f); |gelu'| < 1.13."""
-    direct, inner = product(features, head.linear), product(features, head.fc1)
+    direct, inner = product(features, head.linear, None, profile), product(features, head.fc1, None, profile)
     opened = gelu(inner.value)
-    learned = product(opened, head.fc2, 1.13 * inner.bound + 8 * U * np.abs(inner.value) + SMALLEST)
+    error = 1.13 * inner.bound + (8 * U + profile.roundoff) * np.abs(inner.value) + SMALLEST + profile.smallest
+    learned = product(opened, head.fc2, error, profile)
     value = direct.value + learned.value
-    return Bounded(value, direct.bound + learned.bound + 2 * U * np.abs(value))
+    rounding = (2 * U + profile.roundoff) * np.abs(value) + profile.smallest
+    return Bounded(value, direct.bound + learned.bound + rounding)

@@ -8,6 +8,7 @@ import numpy as np
 
 from conformance.framing import Message
 from conformance.process import Process, ProgramError
+from conformance.profiles import FLOAT32
 from conformance.program_parts import ProgramDecoder, ProgramExecutor
 from conformance.reply import Reply
 from edge0_ref.adapters import Adapters
@@ -62,7 +63,7 @@ class Program:
         if not isinstance(name, str) or not isinstance(claims, list) or not all(isinstance(c, str) for c in claims):
             self.close()
             raise BackendError(f"{self.command}: hello: got {dict(hello)}, wanted a name and a list of claims")
-        self.name = name
+        self.name, self.activations = name, hello.get("activations", FLOAT32.name)
         self.claims = frozenset(claims) | {"program"}
 
     def _running(self) -> Process:
@@ -86,7 +87,7 @@ class Program:
         fields: dict[str, Any],
         tensors: Tensors,
         read: Callable[[int], Message] | None = None,
-        observe: Observe | None = None,
+        observe: Callable[[Reply], None] | None = None,
     ) -> Reply:
         """One request and its reply; reads that the program asks for on the way are made, observations passed on."""
         process = self._running()
@@ -94,7 +95,7 @@ class Program:
         while read is not None and "read" in message.fields:
             message = process.exchange(read(message.fields["read"]), operation)
         while observe is not None and "observe" in message.fields:
-            observe(*Reply(process, operation, message).observation())
+            observe(Reply(process, operation, message))
             message = process.exchange(None, operation)
         return Reply(process, operation, message)
 

@@ -112,7 +112,13 @@ class ProgramDecoder(Part):
         self._ask("open", fields | {"heads": list(adapters.heads), "loras": loras}, tensors)
 
     def _callbacks(self) -> dict[str, Any]:
-        return {"observe": self._observe}
+        return {"observe": self._observed}
+
+    def _observed(self, reply: Reply) -> None:
+        """[BCK-027] Counters are known while the observer looks, as they are of a decoder in this process."""
+        self.counters = reply.counters()
+        if self._observe is not None:
+            self._observe(*reply.observation())
 
     def _take_state(self, reply: Reply) -> None:
         self.position = reply.field("position", int)

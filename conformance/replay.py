@@ -10,6 +10,7 @@ import numpy as np
 import edge0_ref.errors
 from conformance.compare import ConformanceError, Judge
 from conformance.driven import Driven
+from conformance.profiles import profile_of
 from conformance.report import Recorder
 from conformance.requirements import Requirement, read_requirements
 from conformance.vectors import Case, carry_out
@@ -32,7 +33,7 @@ def hold(driven: Driven, judge: Judge, case: Case, kind: str) -> None:
         for name in options[0]:
             judge.either(got[name], [option[name] for option in options], f"{name} of {what}")
     else:
-        bounds = case.decoded(case.values.get("bound", {}))
+        bounds = case.bounds(judge.profile)
         for name, wanted in case.decoded(case.expected).items():
             judge_output(judge, got[name], wanted, bounds.get(name), f"{name} of {what}")
 
@@ -51,7 +52,9 @@ def judge_output(judge: Judge, got: Any, wanted: Any, bound: np.ndarray | None, 
 
 def fails_alone(backend: Any, case: Case, kind: str, limit: Limit = unlimited) -> bool:
     """Whether a case fails, on this executor if it needs one."""
-    judge = Judge([Requirement(id_, "?", "", "") for id_ in case.requirements], kind, Recorder(), "")
+    judge = Judge(
+        [Requirement(id_, "?", "", "") for id_ in case.requirements], kind, Recorder(), "", profile_of(backend)
+    )
     driven = Driven(WatchedBackend(backend, Memory(), limit, case.id), judge)
     try:
         with redirect_stdout(io.StringIO()):
@@ -69,7 +72,7 @@ def replay(backend: Any, cases: Sequence[Case], again: str, recorder: Recorder, 
         cited = [requirements.get(id_, Requirement(id_, "?", "", "not in spec/")) for id_ in case.requirements]
         for kind in case.kinds(EXECUTOR_KINDS):
             if set(case.claims(kind)) <= backend.claims:
-                judge = Judge(cited, kind, recorder, again)
+                judge = Judge(cited, kind, recorder, again, profile_of(backend))
                 recorder.outcome(tuple(case.requirements), outcome_of(backend, judge, case, kind, limit))
             else:
                 recorder.outcome(tuple(case.requirements), "unclaimed")

@@ -8,11 +8,13 @@ import argparse
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from conformance.framing import Message
+from conformance.profiles import activations_of
 from conformance.wire import Wire, WireStore
 from edge0_ref.adapters import Adapters
 from edge0_ref.contract import (
@@ -80,8 +82,8 @@ class Server:
         operation: str = request.fields["operation"]
         noun, _, what = operation.partition("_")
         if operation == "hello":
-            claims = sorted(self.backend.claims)
-            return {"protocol": PROTOCOL, "name": self.backend.name, "claims": claims}, {}
+            told = {"name": self.backend.name, "claims": sorted(self.backend.claims)}
+            return {"protocol": PROTOCOL, "activations": activations_of(self.backend)} | told, {}
         if noun == "executor":
             return self.executor(what, request.fields, request.tensors)
         if noun == "decoder":
@@ -137,7 +139,7 @@ class Server:
         number, result, told = fields["decoder"], {}, {}
         if what == "open":
             checkpoint, plan = open_checkpoint(fields["checkpoint"]), Plan(*(fields[name] for name in PLAN))
-            observe = self.observed if fields["observe"] else None
+            observe = partial(self.observed, number) if fields["observe"] else None
             self.parts[number] = self.backend.decoder(checkpoint, plan, adapters_in(fields, tensors), observe)
         decoder = self.parts[number]
         match what:
@@ -157,9 +159,9 @@ class Server:
                 decoder.close()
         return told, result
 
-    def observed(self, point: str, layer: int, value: Any) -> None:
-        """[BCK-006] What happens inside a decoder, told before the reply."""
-        fields = {"observe": point, "layer": layer}
+    def observed(self, number: int, point: str, layer: int, value: Any) -> None:
+        """[BCK-027] What happens inside a decoder, told before the reply."""
+        fields = {"observe": point, "layer": layer, "counters": vars(self.parts[number].counters)}
         if isinstance(value, Routing):
             self.wire.tell(Message(fields, dict(vars(value))))
         elif isinstance(value, frozenset):

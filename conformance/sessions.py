@@ -10,9 +10,10 @@ import numpy as np
 from hypothesis import strategies as st
 
 from conformance import oracles
-from conformance.compare import PLAIN_SHARE, Judge
+from conformance.compare import Judge
 from conformance.decoder_oracle import Oracle, Trace
 from conformance.driven import Driven, DrivenDecoder
+from conformance.profiles import FLOAT32, Profile
 from edge0_ref.adapters import Adapters
 from edge0_ref.checkpoint import Checkpoint
 from edge0_ref.contract import EXECUTOR_KINDS, READ_MODES, Plan, Routing
@@ -110,22 +111,29 @@ class Session:
         self.logits = play(self.decoder, self.script)
         self.executed = {layer: self.watch.executed(layer) for layer in self.checkpoint.config.moe_layers}
 
-    def oracle(self, precision: Any = np.float64) -> Trace:
-        oracle = Oracle(self.folder, self.adapters.heads, self.adapters.loras, precision)
+    def truth(self) -> Trace:
+        return self.oracle(np.float64, FLOAT32)
+
+    def plain(self) -> Trace:
+        """The yardstick: the same equations in plain float32, with activations rounded as the backend's profile has it."""
+        return self.oracle(np.float32, self.judge.profile)
+
+    def oracle(self, precision: Any, profile: Profile) -> Trace:
+        oracle = Oracle(self.folder, self.adapters.heads, self.adapters.loras, precision, profile)
         with np.errstate(over="ignore", under="ignore"):
             return oracle.run(list(self.script.tokens), self.executed, self.script.stepped)
 
     def judge_numbers(self, what: str) -> None:
-        """Every layer's output and the logits, within a share of what plain float32 loses on the same equations."""
-        truth, plain = self.oracle(), self.oracle(np.float32)
+        """Every layer's output and the logits, within a share of what plain arithmetic loses on the same equations."""
+        truth, plain = self.truth(), self.plain()
         for layer, wanted in truth.layer_output.items():
             got = self.watch.rows(self.driven, "layer_output", layer)
-            self.judge.like_plain(got, wanted, plain.layer_output[layer], f"output of layer {layer}, {what}")
+            self.judge.deep(got, wanted, plain.layer_output[layer], f"output of layer {layer}, {what}")
         for consumer, wanted in truth.prediction_logits.items():
             got = self.watch.rows(self.driven, "prediction_logits", consumer)
             named = f"predictions for layer {consumer}, {what}"
-            self.judge.like_plain(got, wanted, plain.prediction_logits[consumer], named)
-        self.judge.like_plain(self.logits, truth.logits, plain.logits, f"logits, {what}")
+            self.judge.deep(got, wanted, plain.prediction_logits[consumer], named)
+        self.judge.deep(self.logits, truth.logits, plain.logits, f"logits, {what}")
         self._judge_choices(truth, plain, what)
 
     def _judge_choices(self, truth: Trace, plain: Trace, what: str) -> None:
@@ -136,7 +144,9 @@ class Session:
                 source = "prediction_logits" if predicted else "router_logits"
                 row = t - 1 if predicted else t
                 logits, other = getattr(truth, source)[layer][row], getattr(plain, source)[layer][row]
-                slack = PLAIN_SHARE * max(float(np.abs(logits - other).max()), 8 * oracles.U * np.abs(logits).max())
+                profile, largest = self.judge.profile, np.abs(logits).max()
+                least = max(8 * oracles.U, profile.roundoff) * largest
+                slack = profile.share * max(float(np.abs(logits - other).max()), least)
                 left = [float(z) for e, z in enumerate(logits) if e not in chosen]
                 right = min(logits[chosen]) >= max(left, default=-np.inf) - 2 * slack
                 ordered = all(logits[a] >= logits[b] - 2 * slack for a, b in pairwise(chosen))

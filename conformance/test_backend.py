@@ -9,6 +9,7 @@ from conformance import cases
 from conformance.compare import Judge
 from conformance.driven import Driven
 from conformance.paths import every_executor
+from conformance.profiles import PROFILES, activations_of
 from conformance.recording_store import RecordingStore
 from edge0_ref.contract import EXECUTOR_KINDS, Array, ExecutorKind, ExpertLayout, Routing, SoftmaxTopK
 
@@ -26,6 +27,13 @@ def test_claims_are_known_and_each_has_its_method(driven: Driven, judge: Judge) 
     wanted = {"from_numpy", "to_numpy"} | {MEMBERS[claim] for claim in backend.claims if claim in MEMBERS}
     missing = {name for name in wanted if not callable(getattr(backend, name, None))}
     judge.state(missing, set(), "methods missing")
+
+
+@pytest.mark.spec("BCK-012")
+def test_activations_are_kept_in_a_dtype_of_the_spec(driven: Driven, judge: Judge) -> None:
+    told = activations_of(driven.backend)
+    judge.holds(told in PROFILES, "activations", told, f"one of {', '.join(PROFILES)}")
+    judge.holds(told == "float32" or "bits" not in driven.backend.claims, "activations beside the claim bits", told, "float32")
 
 
 @pytest.mark.spec("BCK-007")

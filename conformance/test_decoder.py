@@ -70,8 +70,8 @@ def test_steps_continue_a_prompt_as_one_prefill_would(
         same = all(np.array_equal(cut.executed[layer], whole.executed[layer]) for layer in whole.executed)
         if same:  # a tie that rounding decides may route two runs apart; both are then judged by themselves
             # the plain run is as far from float64 as it may be from the whole one
-            plain = whole.logits + (whole.oracle(np.float32).logits - whole.oracle().logits)
-            judge.like_plain(cut.logits, whole.logits.astype(np.float64), plain, f"{model}, prompt {prompt}")
+            plain = whole.logits + (whole.plain().logits - whole.truth().logits)
+            judge.deep(cut.logits, whole.logits.astype(np.float64), plain, f"{model}, prompt {prompt}")
         cut.judge_numbers(f"{model}, prompt {prompt}")
         driven.close()
 

@@ -1,4 +1,4 @@
-"""Chapter 6, step by step: any sequence of hints, calls, failing reads and new turns, against integers.
+"""Chapter 6, step by step: any sequence of hints, calls, new turns, smaller budgets and bad disks, against integers.
 
 After each step the outputs, the reads that reached the store, the resident set and the counters are compared.
 """
@@ -23,6 +23,7 @@ from edge0_ref.errors import ReadError
 
 EXPERTS = 6
 EXPERT = st.integers(0, EXPERTS - 1)
+PACES: tuple[dict[int, float], ...] = ({}, {0: 0.002}, {expert: (EXPERTS - expert) * 4e-4 for expert in range(EXPERTS)})
 
 
 class ExecutorMachine(RuleBasedStateMachine):
@@ -35,10 +36,31 @@ class ExecutorMachine(RuleBasedStateMachine):
     @initialize(slots=st.sampled_from((1, 2, 2, 3, 3, 4, 6, 8)))
     def open(self, slots: int) -> None:
         self.store = RecordingStore(cases.ExpertsRecipe(EXPERTS, coefficient="float16", seed=11))
+        self.begin(slots)
+
+    def begin(self, slots: int) -> None:
+        """A new executor, and its model, over the same store."""
+        self.slots = slots
         self.executor = self.driven.executor(self.kind, self.store, slots)
         self.model = model_of(self.kind, slots, EXPERTS)
-        self.seen = self.asked = 0
+        self.seen, self.asked = len(self.store.reads), 0
         self.owed: set[int] = set()
+
+    def close(self) -> None:
+        """Nothing is in flight afterwards, and nothing is resident."""
+        self.executor.close()
+        left = (self.store.unfinished, self.executor.resident)
+        self.judge.state(left, (0, set()), f"reads in flight and residents after close, {self.slots} slots", "EXE-018")
+
+    @rule(fewer=st.integers(1, 3))
+    def shrink_the_budget(self, fewer: int) -> None:
+        self.close()
+        self.begin(max(1, self.slots - fewer))
+
+    @rule()
+    def start_over(self) -> None:
+        self.close()
+        self.begin(self.slots)
 
     @rule(experts=st.lists(EXPERT, max_size=4))
     def prepare(self, experts: list[int]) -> None:
@@ -63,7 +85,7 @@ class ExecutorMachine(RuleBasedStateMachine):
         if step.failed is not None:
             self.judge.error(ReadError, lambda: self.executor(x, routing), what, f"expert {step.failed}", "EXE-016")
         else:
-            wanted = oracles.experts_output(x, routing, self.store.experts)
+            wanted = oracles.experts_output(x, routing, self.store.experts, self.judge.profile)
             self.judge.bound(self.executor(x, routing), *wanted, what, "EXE-020")
             grown = tuple(now - then for now, then in zip(self.counted(), before, strict=True))
             met = (step.hits, step.read_ahead, step.on_demand, 0)
@@ -74,6 +96,11 @@ class ExecutorMachine(RuleBasedStateMachine):
     def disk(self, failing: set[int]) -> None:
         """Fails the reads of some experts, or is well again."""
         self.store.failing = set(failing)
+
+    @rule(slow=st.sampled_from(PACES))
+    def pace(self, slow: dict[int, float]) -> None:
+        """Reads of some experts take long, so that later ones end before them."""
+        self.store.slow = slow
 
     @rule()
     def new_turn(self) -> None:

@@ -59,7 +59,7 @@ def test_a_hint_changes_no_result_whatever_it_names(
 ) -> None:
     x, routed = cases.DenseRecipe(routing.tokens, 32, seed=routing.seed).build(), routing.build()
     executor, store = opened(driven, kind, slots)
-    wanted = oracles.experts_output(x, routed, store.experts)
+    wanted = oracles.experts_output(x, routed, store.experts, judge.profile)
     for hint in hints:
         executor.prepare(hint)
     judge.bound(executor(x, routed), *wanted, f"{routing}, {slots} slots, hints {hints}")
@@ -101,7 +101,7 @@ def test_an_expert_nobody_staged_is_read_by_its_call_and_counted(
 ) -> None:
     executor, store = opened(driven, kind, 4)
     executor.prepare([0, 1])
-    wanted = oracles.experts_output(X, one_token(0, 4), store.experts)
+    wanted = oracles.experts_output(X, one_token(0, 4), store.experts, judge.profile)
     judge.bound(executor(X, one_token(0, 4)), *wanted, "one staged, one not")
     judge.state((executor.counters.on_demand, executor.counters.drops), (1, 0), "on demand, dropped")
     judge.state(sorted(store.settle(0, [0, 1, 4])), [0, 1, 4], "reads")
@@ -146,7 +146,8 @@ def test_a_failed_read_is_the_error_of_its_call_and_is_tried_again(
         left = executor.resident
         judge.holds(failing not in left, f"resident after {what} failed", left, f"no {failing}")
     store.failing.clear()
-    judge.bound(executor(X, routing), *oracles.experts_output(X, routing, store.experts), f"{what}, read again")
+    wanted = oracles.experts_output(X, routing, store.experts, judge.profile)
+    judge.bound(executor(X, routing), *wanted, f"{what}, read again")
     driven.close()
 
 
@@ -163,7 +164,7 @@ def test_a_slot_has_one_writer_at_a_time(
         executor.release_hints()
         executor.prepare(hint)
     routing = one_token(0, 3, 5)
-    wanted = oracles.experts_output(X, routing, store.experts)
+    wanted = oracles.experts_output(X, routing, store.experts, judge.profile)
     judge.bound(executor(X, routing), *wanted, f"hints {hints} one after the other, {slots} slots")
     judge.state(store.overlaps, [], f"reads into a slot that was being written, hints {hints}, {slots} slots")
     driven.close()

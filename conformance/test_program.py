@@ -8,14 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conformance.cases import ExpertsRecipe
+from conformance.checkpoints import CheckpointRecipe
 from conformance.compare import Judge
 from conformance.driven import Driven
 from conformance.framing import Message
-from conformance.paths import examples
+from conformance.paths import examples, kinds
 from conformance.process import Process
 from conformance.program import PROTOCOL
+from conformance.recording_store import RecordingStore
 from conformance.reply import Reply
-from edge0_ref.contract import SoftmaxTopK
+from conformance.sessions import Watch
+from edge0_ref.contract import ExecutorKind, Plan, SoftmaxTopK
 from edge0_ref.errors import BackendError, ShapeError
 
 pytestmark = pytest.mark.claim("program")
@@ -83,3 +87,29 @@ def test_a_refusal_does_not_end_the_program(driven: Driven, judge: Judge) -> Non
     for _ in range(2):
         judge.error(ShapeError, lambda: driven.backend.route(logits, SoftmaxTopK(4)), "4 of 3 experts")
         judge.choice(driven.route(logits, SoftmaxTopK(2)).experts, np.array([[0, 1]]), "the request after a refusal")
+
+
+@kinds("staged", "hot")
+@pytest.mark.claim("program")
+@pytest.mark.spec("BCK-026")
+def test_no_read_is_left_for_after_the_reply(driven: Driven, judge: Judge, kind: ExecutorKind) -> None:
+    store = RecordingStore(ExpertsRecipe(6, seed=2))
+    executor = driven.executor(kind, store, 4)
+    executor.prepare([2, 5])
+    judge.state(sorted(store.reads), [2, 5], "reads when the reply to a hint is there")
+    driven.close()
+
+
+@pytest.mark.claim("program", "decoder")
+@pytest.mark.spec("BCK-027")
+def test_an_observer_hears_everything_before_the_reply(driven: Driven, judge: Judge) -> None:
+    model, watch = CheckpointRecipe(("full",), experts=3, top_k=2, seed=1), Watch()
+    with model.opened() as (_, checkpoint):
+        decoder = driven.decoder(checkpoint, Plan(2, context=8), observe=watch)
+        logits = decoder.prefill([1, 2])
+        points = ("embedding", "routing", "resident", "logits")
+        seen = [point for point, _ in watch.events if point in points]
+        judge.state(seen, list(points), "points")
+        told = watch.rows(driven, "logits", -1)[-1]
+        judge.bits(told, logits, "logits observed, beside the reply")
+        driven.close()

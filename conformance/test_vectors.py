@@ -11,6 +11,8 @@ from conformance.vector_files import files_in, read_files
 from conformance.vectors import Case
 from edge0_ref.contract import EXECUTOR_KINDS
 
+CASES, UNUSABLE = read_files(files_in())
+
 
 def parameters() -> list[Any]:
     return [
@@ -18,7 +20,7 @@ def parameters() -> list[Any]:
             case, kind, id=f"{case.id}-{kind}".rstrip("-"),
             marks=[pytest.mark.spec(*case.requirements), pytest.mark.claim(*case.claims(kind))],
         )
-        for case in read_files(files_in())[0]
+        for case in CASES
         for kind in case.kinds(EXECUTOR_KINDS)
     ]  # fmt: skip
 
@@ -30,4 +32,4 @@ def test_a_vector_gives_what_it_says(driven: Driven, judge: Judge, case: Case, k
 
 @pytest.mark.spec("BCK-033")
 def test_every_vector_file_can_be_used(judge: Judge) -> None:
-    judge.state(read_files(files_in())[1], [], "vector files left out")
+    judge.state(UNUSABLE, [], "vector files left out")

@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from conformance import oracles
 from conformance.cases import ExpertsRecipe
 from conformance.checkpoints import write_safetensors
 from conformance.driven import Driven
+from conformance.profiles import FLOAT32, Profile
 from conformance.recording_store import RecordingStore
 from edge0_ref import functions
 from edge0_ref.adapters import open_adapters
@@ -60,7 +62,7 @@ class Case:
         operation = self.values["operation"]
         if operation == "executor":
             return every
-        return (self.values["inputs"]["kind"],) if operation == "residency" else ("",)
+        return (self.values["inputs"]["kind"],) if operation in ("residency", "sequence") else ("",)
 
     def arguments(self) -> dict[str, Any]:
         """Decoded inputs, fresh for each call. Files of adapters keep the dtype words of their tensors beside them."""
@@ -69,6 +71,24 @@ class Case:
             for raw, file in zip(self.values["inputs"]["files"], inputs["files"], strict=True):
                 file["words"] = {name: word_of(value) for name, value in raw["tensors"].items()}
         return inputs
+
+    def bounds(self, profile: Profile) -> dict[str, Any]:
+        """[NUM-011] By output. A vector states float32's; of another profile they follow from the same inputs."""
+        bounds: dict[str, Any] = self.decoded(self.values.get("bound", {}))
+        operation, inputs = self.values["operation"], self.arguments() if profile is not FLOAT32 and bounds else {}
+        if inputs and operation == "linear":
+            lora = Lora(**inputs["lora"]) if "lora" in inputs else None
+            bounds["y"] = oracles.linear(inputs["x"], weight_of(inputs["weight"]), lora, profile).bound
+        elif inputs and operation == "predict":
+            bounds["logits"] = oracles.head_logits(PrerouterHead(**inputs["head"]), inputs["features"], profile).bound
+        elif inputs and operation == "executor":
+            experts = experts_of(inputs["experts"])
+            bounds["y"] = oracles.experts_output(inputs["x"], Routing(**inputs["routing"]), experts, profile).bound
+        elif inputs and operation == "sequence":
+            experts, calls = experts_of(inputs["experts"]), [event for event in inputs["events"] if "x" in event]
+            parts = [oracles.experts_output(c["x"], Routing(**c["routing"]), experts, profile) for c in calls]
+            bounds["y"] = np.concatenate([part.bound for part in parts])
+        return bounds
 
     def decoded(self, value: Any) -> Any:
         """Tensors as arrays, references followed, anything else as it is."""
@@ -129,15 +149,37 @@ def carry_out(driven: Driven, operation: str, kind: str, inputs: dict[str, Any])
             return {"y": run_executor(driven, kind, inputs)}
         case "residency":
             return run_residency(driven, kind, inputs)
+        case "sequence":
+            return {"y": run_sequence(driven, kind, inputs)}
         case _:
             return own_function(operation, inputs)
 
 
+def experts_of(values: list[dict[str, Any]]) -> list[Expert]:
+    return [Expert(*(matrix_of(expert[name]) for name in ("gate", "up", "down"))) for expert in values]
+
+
 def run_executor(driven: Driven, kind: Any, inputs: dict[str, Any]) -> np.ndarray:
-    experts = [Expert(*(matrix_of(expert[name]) for name in ("gate", "up", "down"))) for expert in inputs["experts"]]
-    store = RecordingStore.of(experts)
+    store = RecordingStore.of(experts_of(inputs["experts"]))
     executor = driven.executor(kind, store, inputs["slots"])
     return executor(inputs["x"], Routing(**inputs["routing"]))
+
+
+def run_sequence(driven: Driven, kind: Any, inputs: dict[str, Any]) -> np.ndarray:
+    """The outputs of all calls, one after the other; before each step every read that was asked for has ended."""
+    store, outputs = RecordingStore.of(experts_of(inputs["experts"])), []
+    executor = driven.executor(kind, store, inputs["slots"])
+    for event in inputs["events"]:
+        if "hint" in event:
+            executor.prepare(event["hint"])
+        elif "x" in event:
+            outputs.append(executor(event["x"], Routing(**event["routing"])))
+        elif "release" in event:
+            executor.release_hints()
+        else:
+            executor.close()
+        store.settle_count(executor.counters.reads)
+    return np.concatenate(outputs)
 
 
 def run_residency(driven: Driven, kind: Any, inputs: dict[str, Any]) -> dict[str, Any]:

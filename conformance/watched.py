@@ -81,35 +81,43 @@ class WatchedBackend:
 
 
 class WatchedExecutor:
-    """An executor under watch. Its whole life is one residency operation, each call an executor operation as well."""
+    """An executor under watch.
+
+    Its whole life is one operation for what it reads and keeps (residency) and one for what it computes (sequence); each
+    call is an executor operation as well.
+    """
 
     def __init__(self, watched: WatchedBackend, kind: ExecutorKind, store: ExpertStore, slots: int) -> None:
         self._watched, self._kind, self._store, self._slots = watched, kind, store, slots
         self._events: list[dict[str, Any]] = []
+        self._steps: list[dict[str, Any]] = []
         self._inner = watched.limited("executor", watched._inner.executor, kind, store, slots)
         form = {"kind": kind, "slots": slots, "num_experts": store.num_experts, "events": self._events}
         watched.remember("residency", kind, form)
+        watched.remember("sequence", kind, {"kind": kind, "slots": slots, "store": store, "steps": self._steps})
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    def _event(self, **event: Any) -> None:
+    def _event(self, step: dict[str, Any], **event: Any) -> None:
         failing = sorted(getattr(self._store, "failing", ()))
-        self._events.append(event | ({"fails": failing} if failing else {}))
+        told = {"fails": failing} if failing else {}
+        self._events.append(event | told)
+        self._steps.append(step | told)
 
     def prepare(self, experts: Sequence[int]) -> None:
-        self._event(hint=list(experts))
+        self._event({"hint": list(experts)}, hint=list(experts))
         self._watched.limited(f"prepare of {self._kind}", self._inner.prepare, experts)
 
     def __call__(self, x: Any, routing: Routing) -> Any:
-        self._event(call=routing.experts.tolist())
+        self._event({"x": x, "routing": routing}, call=routing.experts.tolist())
         inputs = {"store": self._store, "x": x, "routing": routing, "slots": self._slots}
         operation = self._watched.remember("executor", self._kind, inputs)
         operation.result = self._watched.limited(f"call of {self._kind}", self._inner, x, routing)
         return operation.result
 
     def release_hints(self) -> None:
-        self._event(release=True)
+        self._event({"release": True}, release=True)
         self._watched.limited(f"release_hints of {self._kind}", self._inner.release_hints)
 
     def close(self) -> None:

@@ -44,9 +44,16 @@ class MlxBackend:
     def __init__(self, dtype: ActivationName | None = None) -> None:
         self.device = default_device(dtype)
 
+    @property
+    def activations(self) -> ActivationName:
+        """[BCK-012] The dtype of what travels between operations; sums and what decides are float32 on every GPU."""
+        return "bfloat16" if self.device.activations == mx.bfloat16 else "float32"
+
     def notice(self) -> str | None:
-        """[BCK-011] What a run pays for: no GPU, or memory that readers cannot fill directly."""
+        """[BCK-011] [NUM-007] What a run is like: no GPU, rounded activations, memory that readers cannot fill."""
         notes = []
+        if self.activations == "bfloat16":
+            notes.append("activations are rounded to bfloat16")
         if not self.device.gpu:
             notes.append("MLX finds no GPU and runs on the CPU, which is slow: --backend numba is faster here")
         probe = mx.zeros(1)

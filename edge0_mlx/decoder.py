@@ -53,12 +53,17 @@ from edge0_ref.config import (
     MlaConfig,
     MoeConfig,
 )
-from edge0_ref.contract import Array, Counters, ExecutorKind, Observe, Plan, Routing
+from edge0_ref.contract import Array, Counters, ExecutorKind, Observe, Plan, Routing, RoutingSource
 from edge0_ref.errors import NonFiniteError, UsageError
 from edge0_ref.packed import open_experts
 from edge0_ref.prefetch import Prefetcher
 
 Activations = Float[mx.array, "tokens hidden"]
+
+
+def keep(layer: int, position: int, routing: Routing) -> Routing:
+    """What routers and heads chose is what is executed."""
+    return routing
 
 
 @dataclass
@@ -144,6 +149,7 @@ class MlxDecoder:
     ) -> None:
         config, adapters = checkpoint.config, adapters or Adapters()
         self.config, self.plan, self._device, self._observe = config, plan, device, observe
+        self.routing_source: RoutingSource = keep  # [ENG-072] a measurement may have another routing executed
         self.counters = Counters()
         self.evaluations = Evaluations(self.counters)
         weights = Weights(checkpoint, adapters, device)
@@ -266,7 +272,10 @@ class MlxDecoder:
         executor = call.executors[number]
         self._note("moe_input", number, mixed.x)
         predicted = call.predicted.get(number)
-        routing = predicted.routing if predicted else self._choose(finish.moe, mixed.x)
+        if predicted is None:
+            routing = self.routing_source(number, self.position, self._choose(finish.moe, mixed.x))
+        else:
+            routing = predicted.routing
         self._note("routing", number, routing)
         held = executor.hold(routing)
         if held is None:

@@ -7,6 +7,7 @@ from itertools import accumulate
 
 import numba
 import numpy as np
+from numba.np.ufunc.parallel import get_thread_count
 
 from edge0_ref import fast_experts, fast_kernels, fast_linear, kernels
 from edge0_ref.adapters import Adapters
@@ -98,8 +99,9 @@ class FastArithmetic(Arithmetic):
             self._work = aligned(numbers)
         return self._work
 
-    def _share(self, multiplications: int) -> int:
-        return 1 if multiplications < SMALL_WORK else self.threads
+    def _share(self, multiplications: int) -> None:
+        """Let the next kernel use all threads, or this one alone where that is faster."""
+        numba.set_num_threads(1 if multiplications < SMALL_WORK else self.threads)
 
     def stored(self, weight: QuantizedMatrix | Array) -> QuantizedMatrix | Array:
         """As it is: kernels read coefficients of every kind."""
@@ -117,15 +119,16 @@ class FastArithmetic(Arithmetic):
             rank, scale = lora.down.shape[0], np.float32(lora.scale)
         work = self._room(fast_linear.linear_room(x.shape[0], x.shape[1], weight.group_size, rank))
         y = np.empty((x.shape[0], weight.rows), np.float32)
-        share = self._share(x.size * weight.rows)
-        fast_linear.linear_quantized(x, *matrix, down, up, kind, rank, scale, work, share, y)
+        self._share(x.size * weight.rows)
+        fast_linear.linear_quantized(x, *matrix, down, up, kind, rank, scale, work, y)
         return y
 
     def _dense(self, x: Array, weight: Array, lora: Lora | None = None) -> Array:
         x = activations(x, weight.shape[1], weight.shape[0])
         words, kind = as_words(weight)
         y = np.empty((x.shape[0], weight.shape[0]), np.float32)
-        fast_linear.linear_dense(x, words, kind, self._share(x.size * weight.shape[0]), y)
+        self._share(x.size * weight.shape[0])
+        fast_linear.linear_dense(x, words, kind, y)
         if lora is None:
             return y
         update: Array = np.float32(lora.scale) * self._dense(self._dense(x, lora.down), lora.up)
@@ -138,15 +141,16 @@ class FastArithmetic(Arithmetic):
 
     def delta_rule(self, q: Array, k: Array, v: Array, beta: Array, decay: Array, state: Array) -> Array:
         y = np.empty_like(v)
-        fast_kernels.delta_rule(q, k, v, beta, decay, state, self._share(v.shape[0] * state.size), y)
+        self._share(v.shape[0] * state.size)
+        fast_kernels.delta_rule(q, k, v, beta, decay, state, y)
         return y
 
     def causal_attention(
         self, q: Array, keys: Array, values: Array, first: int, scale: float, value_size: int
     ) -> Array:
         y = np.empty((*q.shape[:2], value_size), np.float32)
-        work = (first + q.shape[0]) * q.size
-        fast_kernels.causal_attention(q, keys, values, first, np.float32(scale), self._share(work), y)
+        self._share((first + q.shape[0]) * q.size)
+        fast_kernels.causal_attention(q, keys, values, first, np.float32(scale), y)
         return y
 
     def run_experts(self, outputs: Array, x: Array, group: Iterable[tuple[Uses, int]], bank: Bank) -> None:
@@ -162,10 +166,10 @@ class FastArithmetic(Arithmetic):
         places, form = self._layouts[layout]
         work = self._room(fast_experts.experts_room(len(tokens), layout.hidden, layout.inner, layout.group_size))
         y = np.empty((len(tokens), layout.hidden), np.float32)
-        share = self._share(3 * y.size * layout.inner)
+        self._share(3 * y.size * layout.inner)
         words = memory.reshape(-1).view(np.uint16)
         given = np.ascontiguousarray(x[tokens], np.float32)
-        fast_experts.run_experts(given, memory, words, slots, starts, places, form, work, layout.inner, share, y)
+        fast_experts.run_experts(given, memory, words, slots, starts, places, form, work, layout.inner, y)
         outputs[tokens, ranks] = y
 
 
@@ -191,7 +195,7 @@ class NumbaBackend(ReferenceBackend):
     claims = ReferenceBackend.claims - {"bits"}
 
     def __init__(self) -> None:
-        self._arithmetic = FastArithmetic(numba.get_num_threads())
+        self._arithmetic = FastArithmetic(get_thread_count())  # type: ignore[no-untyped-call]
 
     def notice(self) -> str | None:
         """[BCK-011] The first run on a machine compiles the kernels."""

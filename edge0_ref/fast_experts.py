@@ -6,7 +6,7 @@ import numba
 import numpy as np
 from numba import prange
 
-from edge0_ref.fast_linear import ROWS, arrange_token, linear_room, quantized_rows, room, room_for_arranged
+from edge0_ref.fast_linear import FEW, ROWS, arrange_token, linear_room, quantized_rows, room, room_for_arranged
 
 
 def experts_room(positions: int, hidden: int, inner: int, size: int) -> int:
@@ -39,16 +39,9 @@ def gate_and_up_rows(task, blocks, bank, words, slots, starts, places, form, tur
             inner[t, r] *= gate[t, r] / (np.float32(1) + np.exp(-gate[t, r]))
 
 
-@numba.njit(cache=True, nogil=True)
-@no_type_check
-def down_rows(task, blocks, bank, words, slots, starts, places, form, turned, sums, y):
-    """ROWS rows of one job's output."""
-    expert_rows(2, task % blocks, task // blocks, bank, words, slots, starts, places, form, turned, sums, y)
-
-
 @numba.njit(cache=True, nogil=True, parallel=True)
 @no_type_check
-def run_experts(x, bank, words, slots, starts, places, form, work, inner_size, threads, y):
+def run_experts(x, bank, words, slots, starts, places, form, work, inner_size, y):
     """[EXE-003] down(silu(gate x) * (up x)) for all experts of a call at once, each where it lies in its slot.
 
     Job j is the expert in slots[j] at positions starts[j] .. starts[j + 1] - 1 of x, y [positions, hidden].
@@ -59,21 +52,20 @@ def run_experts(x, bank, words, slots, starts, places, form, work, inner_size, t
     inner_turned, inner_sums, rest = room_for_arranged(rest, positions, inner_size, form[2])
     gate, inner = room(rest, positions, inner_size), room(rest[positions * inner_size :], positions, inner_size)
     inner_blocks, blocks = (inner.shape[1] + ROWS - 1) // ROWS, (y.shape[1] + ROWS - 1) // ROWS
-    if threads == 1:
+    if positions < FEW:
         for t in range(positions):
             arrange_token(x, t, form[1], form[2], turned, sums)
-        for task in range(jobs * inner_blocks):
-            gate_and_up_rows(task, inner_blocks, bank, words, slots, starts, places, form, turned, sums, gate, inner)
-        for t in range(positions):
-            arrange_token(inner, t, form[1], form[2], inner_turned, inner_sums)
-        for task in range(jobs * blocks):
-            down_rows(task, blocks, bank, words, slots, starts, places, form, inner_turned, inner_sums, y)
     else:
         for t in prange(positions):
             arrange_token(x, t, form[1], form[2], turned, sums)
-        for task in prange(jobs * inner_blocks):
-            gate_and_up_rows(task, inner_blocks, bank, words, slots, starts, places, form, turned, sums, gate, inner)
+    for task in prange(jobs * inner_blocks):
+        gate_and_up_rows(task, inner_blocks, bank, words, slots, starts, places, form, turned, sums, gate, inner)
+    if positions < FEW:
+        for t in range(positions):
+            arrange_token(inner, t, form[1], form[2], inner_turned, inner_sums)
+    else:
         for t in prange(positions):
             arrange_token(inner, t, form[1], form[2], inner_turned, inner_sums)
-        for task in prange(jobs * blocks):
-            down_rows(task, blocks, bank, words, slots, starts, places, form, inner_turned, inner_sums, y)
+    for task in prange(jobs * blocks):
+        job, block = task // blocks, task % blocks
+        expert_rows(2, block, job, bank, words, slots, starts, places, form, inner_turned, inner_sums, y)

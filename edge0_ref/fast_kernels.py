@@ -54,14 +54,10 @@ def delta_head(h, q, k, v, beta, decay, state, y):
 
 @numba.njit(cache=True, nogil=True, parallel=True)
 @no_type_check
-def delta_rule(q, k, v, beta, decay, state, threads, y):
+def delta_rule(q, k, v, beta, decay, state, y):
     """[DEC-021] As `kernels.delta_rule`."""
-    if threads == 1:
-        for h in range(state.shape[0]):
-            delta_head(h, q, k, v, beta, decay, state, y)
-    else:
-        for h in prange(state.shape[0]):
-            delta_head(h, q, k, v, beta, decay, state, y)
+    for h in prange(state.shape[0]):
+        delta_head(h, q, k, v, beta, decay, state, y)
 
 
 @numba.njit(cache=True, nogil=True, fastmath=FREE)
@@ -92,12 +88,7 @@ def attend(task, q, keys, values, first, scale, y):
 
 @numba.njit(cache=True, nogil=True, parallel=True)
 @no_type_check
-def causal_attention(q, keys, values, first, scale, threads, y):
+def causal_attention(q, keys, values, first, scale, y):
     """[DEC-010] As `kernels.causal_attention`."""
-    tasks = q.shape[0] * q.shape[1]
-    if threads == 1:
-        for task in range(tasks):
-            attend(task, q, keys, values, first, scale, y)
-    else:
-        for task in prange(tasks):
-            attend(task, q, keys, values, first, scale, y)
+    for task in prange(q.shape[0] * q.shape[1]):
+        attend(task, q, keys, values, first, scale, y)

@@ -32,6 +32,7 @@ from edge0_ref.lanes import (
     zeros,
 )
 
+FEW = 9  # tokens that are arranged sooner than a second thread wakes up
 ROWS = 32  # a thread takes this many rows at a time, so which rows share a block depends on no thread
 
 
@@ -225,28 +226,22 @@ def linear_block(block, packed, scales, biases, form, turned, sums, up, lora_kin
 
 @numba.njit(cache=True, nogil=True, parallel=True)
 @no_type_check
-def linear_quantized(x, packed, scales, biases, form, down, up, lora_kind, rank, lora_scale, work, threads, y):
+def linear_quantized(x, packed, scales, biases, form, down, up, lora_kind, rank, lora_scale, work, y):
     """[DEQ-010] [LOR-001] y = W x + lora_scale * B (A x), float32 throughout.
 
     x [tokens, cols], y [tokens, rows]; packed: bytes; scales, biases, down, up: 16-bit words, flat; form: [kind of the
-    coefficients, bits, group size]; work: room for `linear_room` numbers; `threads` 1 stays in this one.
+    coefficients, bits, group size]; work: room for `linear_room` numbers.
     """
     turned, sums, rest = room_for_arranged(work, x.shape[0], x.shape[1], form[2])
     low = room(rest, x.shape[0], rank)
-    blocks = (y.shape[1] + ROWS - 1) // ROWS
-    if threads == 1:
+    if x.shape[0] < FEW:
         for t in range(x.shape[0]):
             prepare_token(x, t, form, turned, sums, down, lora_kind, low)
-        for block in range(blocks):
-            linear_block(block, packed, scales, biases, form, turned, sums, up, lora_kind, lora_scale, low, y)
     else:
-        if x.shape[0] == 1:
-            prepare_token(x, 0, form, turned, sums, down, lora_kind, low)
-        else:
-            for t in prange(x.shape[0]):
-                prepare_token(x, t, form, turned, sums, down, lora_kind, low)
-        for block in prange(blocks):
-            linear_block(block, packed, scales, biases, form, turned, sums, up, lora_kind, lora_scale, low, y)
+        for t in prange(x.shape[0]):
+            prepare_token(x, t, form, turned, sums, down, lora_kind, low)
+    for block in prange((y.shape[1] + ROWS - 1) // ROWS):
+        linear_block(block, packed, scales, biases, form, turned, sums, up, lora_kind, lora_scale, low, y)
 
 
 @numba.njit(cache=True, nogil=True)
@@ -259,12 +254,7 @@ def dense_block(block, x, weight, kind, y):
 
 @numba.njit(cache=True, nogil=True, parallel=True)
 @no_type_check
-def linear_dense(x, weight, kind, threads, y):
+def linear_dense(x, weight, kind, y):
     """[DEQ-010] y = W x for a weight of float32, float16 or bfloat16 numbers, given as flat 16-bit words."""
-    blocks = (y.shape[1] + ROWS - 1) // ROWS
-    if threads == 1:
-        for block in range(blocks):
-            dense_block(block, x, weight, kind, y)
-    else:
-        for block in prange(blocks):
-            dense_block(block, x, weight, kind, y)
+    for block in prange((y.shape[1] + ROWS - 1) // ROWS):
+        dense_block(block, x, weight, kind, y)

@@ -70,7 +70,7 @@ def compiled_as(function: Any, result: Any, *arguments: Any) -> Callable[[Any], 
     return decorate
 
 
-def every(kind: ir.VectorType, number: float) -> ir.Constant:
+def every(kind: ir.VectorType, number: int | float) -> ir.Constant:
     return ir.Constant(kind, [number] * WIDTH)
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from tests.mutants import MUTANTS
+
 ROOT = Path(__file__).parents[1]
 CHAPTERS = sorted((ROOT / "spec").glob("[0-9]*.md"))
 VECTORS = [path for path in sorted((ROOT / "spec" / "vectors").glob("*.json")) if path.name != "schema.json"]
@@ -115,3 +117,10 @@ def test_ids_cited_in_vectors_exist() -> None:
 def test_every_requirement_is_held_by_a_test_or_a_vector() -> None:
     held = vector_citations().union(*(spec_marks(path) for path in python_files("tests", "conformance")))
     assert not [name for name in IDS if name not in held]
+
+
+def test_every_requirement_has_a_mutant() -> None:
+    """That its own tests kill it is for test_conformance_catches_mutants to show."""
+    broken = set(MUTANTS.values())
+    assert broken <= set(IDS)
+    assert not [name for name in IDS if name not in broken]

@@ -15,11 +15,9 @@ MATHS = ORDER[ORDER.index("kernels") : ORDER.index("engine")]
 WITHOUT_TWIN = {
     "executors/bank.py": "slots.py: memory of MLX, which must know the graphs that read it",
     "arithmetic.py": "which of the reference's two sets of kernels a decoder runs",
-    "fast_backend.py": "the second backend over the reference's decoder",
-    "fast_kernels.py": "its kernels",
-    "fast_linear.py": "its kernels",
-    "lanes.py": "its threads; MLX has its own",
+    "lanes.py": "threads of the second backend over the reference's decoder; MLX has its own",
 }
+SECOND = "fast_"  # kernels of that second backend, which are to NumPy what MLX is
 OTHER_NAME = {"ReferenceDecoder": "MlxDecoder", "ReferenceBackend": "MlxBackend"}
 # Names of the reference that a twin leaves out, and those it has beside them.
 LEFT_OUT = {
@@ -56,7 +54,7 @@ ADDED = {
 def maths_files() -> list[str]:
     folder = ROOT / "edge0_ref"
     paths = [path for name in MATHS for path in (folder / f"{name}.py", *sorted((folder / name).rglob("*.py")))]
-    return [str(path.relative_to(folder)) for path in paths if path.exists()]
+    return [str(path.relative_to(folder)) for path in paths if path.exists() and not path.name.startswith(SECOND)]
 
 
 def public_names(path: Path) -> list[str]:

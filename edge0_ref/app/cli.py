@@ -43,6 +43,8 @@ Json = Annotated[bool, typer.Option("--json", help="End with one JSON object on 
 
 def main() -> NoReturn:
     """Entry point of the command."""
+    # a kernel's idle thread soon goes to sleep: by default it spins for milliseconds on a core that readers could use
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     sys.exit(run(sys.argv[1:]))
 
 
@@ -293,6 +295,112 @@ def doctor(
     from edge0_ref.app.doctor import run_doctor
 
     run_doctor(None if model is None else Path(model), k, backend, cache_folder())
+
+
+@command
+def bench(
+    model: ModelFolder = None,
+    scenario: Annotated[
+        str, typer.Option(help="on-demand, prefetch, resident, exact or oracle; several: a,b.")
+    ] = "prefetch",
+    k: Annotated[str | None, typer.Option(help="Experts a token, or several, 2,4,8; default: by adapters.")] = None,
+    routing: Annotated[str, typer.Option(help="model; simulated: uniform, or replay:reuse=0.45.")] = "model",
+    cold: Annotated[bool, typer.Option("--cold/--warm", help="Page cache dropped, or all run once before.")] = True,
+    cap: Annotated[str | None, typer.Option(help="Memory of the process and its page cache, 3GiB.")] = None,
+    backend: BackendName = "reference",
+    tokens: Annotated[int, typer.Option(help="Decode steps to count.")] = 32,
+    prompt_tokens: Annotated[int, typer.Option(help="Tokens of the prompt.")] = 64,
+    slots: Annotated[int | None, typer.Option(help="Expert slots a layer; default: by plan.")] = None,
+    adapters: AdapterFolder = None,
+    read_mode: ReadModeName = None,
+    packed: PackedFile = None,
+    picture: Annotated[str | None, typer.Option(help="A picture of the steps, .svg.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Only the lines of JSON, no table.")] = False,
+) -> None:
+    """Measure decoding: a table, and a line of JSON for each case."""
+    from edge0_ref.app.bench import run_bench
+    from edge0_ref.app.scenario import Case
+    from edge0_ref.engine.memory import parse_size
+
+    cases = [
+        Case(
+            scenario=name,
+            model=model,
+            k=each,
+            routing=routing,
+            backend=backend,
+            cold=cold,
+            cap=None if cap is None else parse_size(cap),
+            slots=slots,
+            tokens=tokens,
+            prompt_tokens=prompt_tokens,
+            adapters=adapters,
+            read_mode=read_mode,
+            packed=packed,
+            cache=str(cache_folder() or "") or None,
+        )
+        for each in choose_numbers("--k", k)
+        for name in scenario.split(",")
+    ]
+    run_bench(cases, None if picture is None else Path(picture), tell, table=not json)
+
+
+@command
+def trace(
+    model: ModelFolder = None,
+    out: Annotated[str | None, typer.Option(metavar="FILE", help="The timeline, .json, for ui.perfetto.dev.")] = None,
+    picture: Annotated[str | None, typer.Option(metavar="FILE", help="The same as a picture, .svg.")] = None,
+    scenario: Annotated[str, typer.Option(help="As of `edge0 bench`.")] = "prefetch",
+    k: Annotated[int | None, typer.Option(min=1, help="Experts a token; default: as the adapters say.")] = None,
+    routing: Annotated[str, typer.Option(help="As of `edge0 bench`.")] = "model",
+    backend: BackendName = "reference",
+    tokens: Annotated[int, typer.Option(help="Decode steps to record.")] = 4,
+    prompt_tokens: Annotated[int, typer.Option(help="Tokens of the prompt.")] = 16,
+    memory: Annotated[str | None, typer.Option(help="Budget of the whole process, 3GiB.")] = None,
+    slots: Annotated[int | None, typer.Option(help="Expert slots a layer; default: by plan.")] = None,
+    adapters: AdapterFolder = None,
+    read_mode: ReadModeName = None,
+    packed: PackedFile = None,
+    json: Json = False,
+) -> None:
+    """Record one decode's timeline: reads, waits, and compute of every layer and token."""
+    from json import dumps
+
+    from edge0_ref.app.scenario import Case
+    from edge0_ref.app.trace import run_trace
+    from edge0_ref.engine.memory import parse_size
+
+    case = Case(
+        scenario=scenario,
+        model=model,
+        k=k,
+        routing=routing,
+        backend=backend,
+        cap=None if memory is None else parse_size(memory),
+        slots=slots,
+        tokens=tokens,
+        prompt_tokens=prompt_tokens,
+        adapters=adapters,
+        read_mode=read_mode,
+        packed=packed,
+        cache=str(cache_folder() or "") or None,
+    )
+    told = run_trace(case, out, picture, tell)
+    if json:
+        print(dumps(told))
+
+
+def choose_numbers(name: str, text: str | None) -> list[int | None]:
+    """Whole numbers above 0 between commas; None if there is no text. Raises UsageError."""
+    from edge0_ref.errors import UsageError
+
+    if text is None:
+        return [None]
+    parts = [part.strip() for part in text.split(",")]
+    wrong = [part for part in parts if not part.isdecimal() or not int(part)]
+    if wrong:
+        raise UsageError(f"{name} {text!r}: {wrong[0]!r} is not a whole number above 0; wanted 4, or 2,4,8")
+    return [int(part) for part in parts]
 
 
 def cache_folder() -> Path | None:

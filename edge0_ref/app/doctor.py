@@ -131,13 +131,10 @@ def measure(folder: Path, load: Load, backend: str, checkpoint: Checkpoint | Non
 @contextmanager
 def file_to_read(folder: Path, checkpoint: Checkpoint | None, block: int) -> Iterator[Path]:
     """The model's own largest file with experts; if that is small, a new one beside it, or where temporary files go."""
-    if checkpoint is not None:
-        layers = checkpoint.config.moe_layers.items()
-        paths = {piece.path for layer, moe in layers for piece in find_experts(checkpoint, layer, moe)[1]}
-        largest = checkpoint.packed or max(paths, key=lambda path: path.stat().st_size)
-        if largest.stat().st_size >= ENOUGH_BYTES:
-            yield largest
-            return
+    own = None if checkpoint is None else largest_file(checkpoint)
+    if own is not None and own.stat().st_size >= ENOUGH_BYTES:
+        yield own
+        return
     here = folder if os.access(folder, os.W_OK) else None
     with tempfile.NamedTemporaryFile(dir=here, prefix="edge0-doctor-") as file:
         content = np.random.default_rng(0).integers(0, 256, block, np.uint8).data
@@ -145,9 +142,16 @@ def file_to_read(folder: Path, checkpoint: Checkpoint | None, block: int) -> Ite
             for _ in range(ENOUGH_BYTES // block + 1):
                 file.write(content)
             file.flush()
+            os.fsync(file.fileno())  # what is not on the disk yet cannot be dropped from the page cache
         except OSError as error:
-            raise ReadError(f"{file.name}: cannot be written to measure the disk: {error.strerror}") from None
+            raise ReadError(f"{file.name}: no room to measure the disk: {error.strerror}") from None
         yield Path(file.name)
+
+
+def largest_file(checkpoint: Checkpoint) -> Path:
+    layers = checkpoint.config.moe_layers.items()
+    paths = {piece.path for layer, moe in layers for piece in find_experts(checkpoint, layer, moe)[1]}
+    return checkpoint.packed or max(paths, key=lambda path: path.stat().st_size)
 
 
 def rates_of(reads: BlockReads, mode: ReadMode) -> Mapping[int, float] | str:
@@ -166,16 +170,25 @@ def best_mode(disk: Rates) -> ReadMode:
     return "direct" if rates.get("direct", 0.0) >= EQUAL * rates[fastest] else fastest
 
 
+def figure(value: float) -> float:
+    """Three digits: more would be noise.
+
+    >>> figure(1234.5), figure(0.0123456)
+    (1230.0, 0.0123)
+    """
+    return float(f"{value:.3g}")
+
+
 def machine_facts(machine: Machine) -> dict[str, Any]:
     rates = {
-        mode: rates if isinstance(rates, str) else {depth: round(rate / 1e9, 3) for depth, rate in rates.items()}
+        mode: rates if isinstance(rates, str) else {depth: figure(rate / 1e9) for depth, rate in rates.items()}
         for mode, rates in machine.disk.items()
     }
     return {
-        "memory_gb_s": round(machine.memory / 1e9, 2),
-        "kernel_gb_s": round(machine.kernels / 1e9, 2),
+        "memory_gb_s": figure(machine.memory / 1e9),
+        "kernel_gb_s": figure(machine.kernels / 1e9),
         "disk_gb_s": rates,
-        "raw_disk_gb_s": round(machine.disk_rate / 1e9, 3),
+        "raw_disk_gb_s": figure(machine.disk_rate / 1e9),
         "read_mode": machine.mode,
         "file_system": machine.file_system,
         "measured_on": machine.measured_on,
@@ -200,9 +213,9 @@ def expectation(load: Load, machine: Machine) -> dict[str, Any]:
         "bytes_touched_per_token": load.touched,
         "bytes_of_all_experts": load.all_experts,
         "bytes_resident": load.resident,
-        **{f"limit_{name}_tok_s": round(1 / value, 2) for name, value in seconds.items()},
-        "predicted_tok_s": round(EXPECTED / slowest, 2),
-        "predicted_with_reuse_tok_s": round(EXPECTED / max(seconds["disk_with_reuse"], seconds["kernels"]), 2),
+        **{f"limit_{name}_tok_s": figure(1 / value) for name, value in seconds.items()},
+        "predicted_tok_s": figure(EXPECTED / slowest),
+        "predicted_with_reuse_tok_s": figure(EXPECTED / max(seconds["disk_with_reuse"], seconds["kernels"])),
     }
     return {**facts, "verdict": verdict(load, seconds)}
 
@@ -222,7 +235,7 @@ def remember(cache: Path | None, machine: Machine) -> str | None:
     """[STO-046] The file the mode was written to, or None where there is no place for it."""
     if cache is None:
         return None
-    entry = {"mode": machine.mode, "gb_s": round(machine.disk_rate / 1e9, 3)}
+    entry = {"mode": machine.mode, "gb_s": figure(machine.disk_rate / 1e9)}
     try:
         return str(write_measured(cache, machine.file_system, entry))
     except OSError:

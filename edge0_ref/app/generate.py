@@ -65,5 +65,6 @@ def json_result(model: Model, generation: Generation) -> dict[str, object]:
         "backend": model.settings.backend,
         "plan": asdict(model.plan.plan),
         "planned_bytes": model.plan.total,
+        "packed": None if model.checkpoint.packed is None else str(model.checkpoint.packed),
         "adapters": {"heads": len(model.adapters.heads), "loras": len(model.adapters.loras)},
     }

@@ -20,7 +20,7 @@ from edge0_ref.contract import Array, Backend, ExpertLayout, ReadMode, Routing
 from edge0_ref.readers import BLOCK, open_reader, page_rows
 
 MEMORY_BYTES = 256 * 2**20  # a thread's array: far more than any cache
-PROBE_BYTES = 128 * 2**20  # of experts, for a backend: more than most caches
+PROBE_EXPERTS = 64  # for a backend: of the published models, more bytes than most caches hold
 ROUNDS = 3
 SECONDS = 0.5  # of reading, for one figure
 
@@ -66,18 +66,23 @@ def memory_rate(threads: int = 2, nbytes: int = MEMORY_BYTES) -> float:
 
 @dataclass(frozen=True)
 class BlockReads:
-    """Reading blocks of a file at random places, each place once, so that no read is served by the one before."""
+    """Reading blocks of a file at random places, each place once, so that no read is served by the one before.
+
+    cold: whether the file is dropped from the page cache first.
+    """
 
     path: Path
     block: int
     seed: int = 0
+    cold: bool = True
 
     def rate(self, mode: ReadMode, depth: int, seconds: float = SECONDS) -> float:
         """Bytes a second with `depth` threads. Raises ReadError where the mode is refused."""
         count = self.path.stat().st_size // self.block
         places = iter(np.random.default_rng([self.seed, depth]).permutation(count).tolist())
         reader, lock = open_reader(self.path, mode), threading.Lock()
-        self.forget()
+        if self.cold:
+            self.forget()
         done = [0] * depth
         deadline = time.perf_counter() + seconds
 
@@ -136,7 +141,7 @@ def probe_expert(layout: ExpertLayout) -> Array:
 
 def kernel_rate(backend: Backend[Any], layout: ExpertLayout, top_k: int, seconds: float = SECONDS) -> float:
     """Bytes of experts a second that a backend computes with for one token, all of them in slots."""
-    count = max(top_k, PROBE_BYTES // layout.nbytes // top_k * top_k)
+    count = -(-PROBE_EXPERTS // top_k) * top_k
     store = SameExperts(count, layout, probe_expert(layout))
     executor = backend.executor("staged", store, count)
     x = backend.from_numpy(np.ones((1, layout.hidden), np.float32))

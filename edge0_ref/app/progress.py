@@ -23,3 +23,16 @@ def byte_bar(what: str, total: int, done: int = 0) -> Iterator[Advance]:
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(what, total=total, completed=done)
         yield lambda nbytes: bar.advance(task, nbytes)
+
+
+@contextmanager
+def count_bar(what: str, total: int) -> Iterator[Advance]:
+    """The same for things that are counted one by one."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda count: bar.advance(task, count)

@@ -1,7 +1,6 @@
 """`edge0 doctor`: limits follow from what was measured and from headers, and the read mode is remembered and used."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +48,7 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, An
 def test_limits_follow_from_the_measured_rates(
     folder: Path, cache: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Figures are rounded to three decimals or so; no weight is read."""
+    """Figures have three digits, so two of them give a ratio within 1.1 %; no weight is read."""
     inspected = told(capsys, "inspect", folder, "--json")["experts"]
     monkeypatch.setattr(Checkpoint, "read", None)
     facts = told(capsys, "doctor", folder)
@@ -60,10 +59,10 @@ def test_limits_follow_from_the_measured_rates(
     rates = {"disk": machine["raw_disk_gb_s"], "memory": machine["memory_gb_s"], "kernels": machine["kernel_gb_s"]}
     for name, rate in rates.items():
         nbytes = model["bytes_per_token" if name == "disk" else "bytes_touched_per_token"]
-        exact = model[f"limit_{name}_tok_s"]
-        assert abs(rate * 1e9 / nbytes - exact) <= 0.006 * 1e9 / nbytes + 0.006
+        limit = model[f"limit_{name}_tok_s"]
+        assert abs(rate * 1e9 / nbytes / limit - 1) <= 0.011
     limit = min(model["limit_disk_tok_s"], model["limit_kernels_tok_s"])
-    assert abs(model["predicted_tok_s"] - EXPECTED * limit) <= 0.02
+    assert abs(model["predicted_tok_s"] / limit / EXPECTED - 1) <= 0.011
     assert [path.name for path in folder.iterdir() if "doctor" in path.name] == []
 
 
@@ -186,12 +185,10 @@ def test_without_a_model_the_published_ones_are_told_about(
     assert not [path for path in tmp_path.iterdir() if path.is_file()]
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
 def test_a_cache_that_cannot_be_written_is_no_error(
     folder: Path, cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cache.mkdir(parents=True)
-    cache.chmod(0o500)
+    cache.parent.write_text("not a folder")
     assert told(capsys, "doctor", folder)["remembered"] is None
 
 

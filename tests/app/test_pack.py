@@ -34,7 +34,7 @@ def folder(tmp_path: Path) -> Path:
 def test_packing_goes_on_after_any_interruption_and_ends_in_the_same_file(
     folder: Path, monkeypatch: pytest.MonkeyPatch, failure: BaseException
 ) -> None:
-    """One more write succeeds each time: a header, then in each layer 3 experts and the sealed checksums."""
+    """Each run gets five writes: the first a header and a layer of 3 experts and its seal, the others a layer more."""
     write, calls = pack.write_at, [0]
     run_pack(folder, None, silent)
     whole = (folder / SIDECAR).read_bytes()
@@ -53,8 +53,7 @@ def test_packing_goes_on_after_any_interruption_and_ends_in_the_same_file(
         calls[0] = 5  # enough for a layer
         try:
             did = run_pack(folder, None, silent)
-        except (KeyboardInterrupt, UsageError) as error:
-            assert "full" in str(error) or isinstance(error, KeyboardInterrupt)
+        except (KeyboardInterrupt, UsageError):
             assert not (folder / SIDECAR).exists()
             assert (folder / PARTIAL).exists()
         runs += 1

@@ -58,7 +58,7 @@ def planned(name: str) -> tuple[Preset, dict[str, NewTensor]]:
 @pytest.mark.spec("STO-047")
 @pytest.mark.parametrize("name", NAMES)
 def test_the_tensors_are_those_that_converters_write(tmp_path: Path, name: str) -> None:
-    """At the fixture's size: the same names and shapes, made by others. A_log is bfloat16 in the published 4-bit file."""
+    """At the fixture's size: names and shapes made by others. A_log is bfloat16 in the published 4-bit file."""
     made = open_checkpoint(make(tmp_path / "made", name)).tensors
     fixture = tensors_of(FIXTURES[name])
     assert made.keys() == fixture.keys()

@@ -8,6 +8,7 @@ embedded model. The last line is JSON. Nothing here passes or fails by the clock
 """
 
 import json
+import os
 import platform
 import statistics
 import threading
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterator
 
 import numba
 import numpy as np
+from numba.np.ufunc.parallel import get_thread_count
 
 from edge0_ref import backend, fast_backend
 from edge0_ref.app import embedded_model
@@ -135,7 +137,8 @@ def decode_figures(tokens: int = 60) -> dict[str, float]:
 
 
 def main() -> None:
-    threads = numba.get_num_threads()
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as the command does
+    threads = get_thread_count()
     kernels = []
     for figures in kernel_figures(threads):
         print("{kernel:32} {kernel_gb_s:6.2f} GB/s of {memory_gb_s:6.2f}: {share:6.1%}".format(**figures))

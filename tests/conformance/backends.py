@@ -26,6 +26,18 @@ class HigherIdOfEquals(Two):
         return Routing(experts.astype(np.int64), routing.weights)
 
 
+class ChoosesOnBfloat16(Two):
+    """Right until two logits differ by less than a bfloat16 tells."""
+
+    def route(self, logits: np.ndarray, spec: RouterSpec) -> Routing:
+        right = super().route(logits, spec)
+        if not isinstance(spec, SoftmaxTopK):
+            return right
+        cut = (logits.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+        experts = np.argsort(-cut, axis=1, kind="stable")[:, : spec.top_k]
+        return Routing(experts.astype(np.int64), right.weights)
+
+
 class UpperNibbleFirst(Two):
     def dequantize(self, matrix: QuantizedMatrix) -> np.ndarray:
         weights = super().dequantize(matrix)
@@ -44,7 +56,7 @@ class RoundsCodesDown(ReferenceBackend):
         return QuantizedMatrix(right.packed & np.uint32(0xFFFFFFFE), right.scales, right.biases, bits, group_size)
 
 
-class NoActivation(ReferenceBackend):
+class OffByAThousandth(ReferenceBackend):
     def predict(self, head: PrerouterHead, features: np.ndarray) -> np.ndarray:
         right = super().predict(head, features)
         return right + np.float32(1e-3) * np.abs(right)
@@ -71,6 +83,16 @@ class LosesThird(Wrapped):
         return super().__call__(x, Routing(routing.experts, weights))
 
 
+class AddsUpInHalf(Wrapped):
+    """Expert 1 is added up in float16."""
+
+    def __call__(self, x: np.ndarray, routing: Routing) -> np.ndarray:
+        first = routing.experts == 1
+        kept = super().__call__(x, Routing(routing.experts, np.where(first, np.float32(0), routing.weights)))
+        half = super().__call__(x, Routing(routing.experts, np.where(first, routing.weights, np.float32(0))))
+        return kept + half.astype(np.float16).astype(np.float32)
+
+
 class HidesFirst(Wrapped):
     @property
     def resident(self) -> frozenset[int]:
@@ -80,6 +102,11 @@ class HidesFirst(Wrapped):
 class Third(ReferenceBackend):
     def executor(self, *given: Any) -> Any:
         return LosesThird(super().executor(*given))
+
+
+class Half(ReferenceBackend):
+    def executor(self, *given: Any) -> Any:
+        return AddsUpInHalf(super().executor(*given))
 
 
 class Hiding(ReferenceBackend):

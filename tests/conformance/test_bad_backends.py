@@ -85,7 +85,7 @@ def test_what_a_backend_prints_is_told_and_is_no_part_of_the_report(
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [
-        (["--only", "RTR-999"], "RTR-999"),
+        (["--only", "XYZ-001"], "XYZ-001"),
         (["--timeout", "0"], "--timeout 0"),
         (["--report", "/no/such/folder/out.json"], "no such folder"),
         (["--known-failures", "/no/such/file"], "/no/such/file"),

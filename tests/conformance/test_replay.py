@@ -11,15 +11,17 @@ from conformance.vector_files import FOLDER, VectorError, check, files_in, read_
 from edge0_ref.backend import ReferenceBackend
 from tests.conformance import backends
 
-PLANTED = {
-    "route": (backends.HigherIdOfEquals, "RTR-003"),
-    "dequantize": (backends.UpperNibbleFirst, "DEQ-003"),
-    "linear": (backends.LosesUpdateScale, "LOR-001"),
-    "quantize": (backends.RoundsCodesDown, "DEQ-020"),
-    "predict": (backends.NoActivation, "PRE-001"),
-    "executor": (backends.Third, "EXE-003"),
-    "residency": (backends.Hiding, "EXE-018"),
-}
+PLANTED = [
+    ("route", backends.HigherIdOfEquals, "RTR-003"),
+    ("route", backends.ChoosesOnBfloat16, "RTR-003"),
+    ("dequantize", backends.UpperNibbleFirst, "DEQ-003"),
+    ("linear", backends.LosesUpdateScale, "LOR-001"),
+    ("quantize", backends.RoundsCodesDown, "DEQ-020"),
+    ("predict", backends.OffByAThousandth, "PRE-001"),
+    ("executor", backends.Third, "EXE-003"),
+    ("executor", backends.Half, "EXE-003"),
+    ("residency", backends.Hiding, "EXE-018"),
+]
 
 
 def narrow(backend: type[ReferenceBackend]) -> ReferenceBackend:
@@ -32,11 +34,14 @@ def narrow(backend: type[ReferenceBackend]) -> ReferenceBackend:
 
 
 @pytest.mark.spec("BCK-032")
-@pytest.mark.parametrize("operation", PLANTED)
+@pytest.mark.parametrize(("operation", "broken", "requirement"), PLANTED)
 def test_a_planted_mistake_is_kept_as_a_vector_that_only_it_fails(
-    operation: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    operation: str,
+    broken: type[ReferenceBackend],
+    requirement: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    broken, requirement = PLANTED[operation]
     report = conformance.run(narrow(broken), [requirement], failures=tmp_path, option="--backend broken")
     assert report.status(requirement) == "FAIL"
     shrunk = [(test, message) for test, message in report.recorder.failures if "test_vectors" not in test]

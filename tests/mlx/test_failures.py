@@ -104,13 +104,6 @@ def test_without_mlx_one_line_names_the_extra_and_the_exit_code_is_2(small: Chec
     assert "Traceback" not in run.stderr
 
 
-@pytest.mark.spec("BCK-011")
-def test_the_notice_says_that_a_cpu_is_slow_and_what_is_faster(opened: Opened) -> None:
-    notice = opened.backend.notice()
-    assert (notice is None) == opened.backend.device.gpu
-    assert notice is None or "numba" in notice
-
-
 @pytest.mark.spec("BCK-008")
 def test_a_dtype_that_is_no_activation_dtype_is_refused() -> None:
     from edge0_mlx.backend import MlxBackend

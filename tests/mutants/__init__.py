@@ -30,11 +30,13 @@ from tests.mutants import (
     experts,
     files,
     ling,
+    measuring,
     prerouters,
     programs,
     reports,
     residency,
     routers,
+    sidecars,
     weights,
 )
 from tests.mutants.repository import broken_command, failures_in_tests
@@ -45,6 +47,7 @@ CHAPTERS = (
     routers,
     experts,
     files,
+    sidecars,
     residency,
     prerouters,
     adapters,
@@ -52,6 +55,7 @@ CHAPTERS = (
     ling,
     engine,
     commands,
+    measuring,
     backends,
     programs,
     reports,
@@ -110,4 +114,3 @@ def try_to_kill(mutant: Mutant) -> Verdict:
             by = "tests"
     message = failures[0].splitlines()[0] if failures else ""
     return Verdict(mutant.__name__, requirement, bool(failures), by, message, time.perf_counter() - start)
-

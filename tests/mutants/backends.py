@@ -71,7 +71,25 @@ def an_observe_point_left_out(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ReferenceDecoder, "_choose", lambda self, moe, x: moe.route(moe.router_logits(x)))
 
 
+def activations_of_no_known_dtype(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ReferenceBackend, "activations", "int8", raising=False)
+
+
+def activations_narrower_than_they_are_said_to_be(patch: pytest.MonkeyPatch) -> None:
+    original = backend.linear
+
+    def linear(x: np.ndarray, weight: Any, *rest: Any) -> np.ndarray:
+        kept = (np.ascontiguousarray(x).view(np.uint32) & np.uint32(0xFFF80000)).view(np.float32)  # 5 bits of fraction
+        return original(kept, weight, *rest)
+
+    patch.setattr(ReferenceBackend, "activations", "bfloat16", raising=False)
+    patch.setattr(ReferenceBackend, "claims", ReferenceBackend.claims - {"bits"})
+    patch.setattr(backend, "linear", linear)
+
+
 MUTANTS = {
+    activations_of_no_known_dtype: "BCK-012",
+    activations_narrower_than_they_are_said_to_be: "NUM-011",
     a_claim_nobody_knows: "BCK-001",
     values_pass_through_float16: "BCK-007",
     an_argument_scribbled_over: "BCK-009",

@@ -24,8 +24,13 @@ def logits_written_in_place(patch: pytest.MonkeyPatch) -> None:
 
     def write(path: Any, tensors: dict[str, Any]) -> None:
         save_file = logits.save_file
+
+        def save(held: dict[str, Any], aside: Any) -> None:
+            save_file(held, path)
+            aside.write_bytes(path.read_bytes())
+
         with pytest.MonkeyPatch.context() as here:
-            here.setattr(logits, "save_file", lambda held, aside: save_file(held, path))
+            here.setattr(logits, "save_file", save)
             original(path, tensors)
 
     patch.setattr(logits, "write_aside", write)

@@ -8,6 +8,7 @@ import pytest
 
 from edge0_ref import experts
 from edge0_ref.contract import Expert, ExpertLayout
+from edge0_ref.dequant import dequantize
 from edge0_ref.executors import exact, staged, whole_layer
 from edge0_ref.functions import silu, swiglu
 from edge0_ref.lora import linear
@@ -61,6 +62,22 @@ def one_experts_weights_in_float16(patch: pytest.MonkeyPatch) -> None:
     combine_as(patch, combine)
 
 
+def one_expert_sums_in_float16(patch: pytest.MonkeyPatch) -> None:
+    """The expert that some token ranks second, and only where one does: its last sums are float16."""
+    original = exact.run_into
+
+    def run_into(outputs: np.ndarray, x: np.ndarray, uses: Any, expert: Expert) -> None:
+        original(outputs, x, uses, expert)
+        if 1 in uses[1]:
+            rows = x[uses[0]]
+            inner = swiglu(linear(rows, expert.gate), linear(rows, expert.up))
+            terms = inner[:, None, :] * dequantize(expert.down)[None]
+            sums = np.cumsum(terms.astype(np.float16), axis=-1, dtype=np.float16)[..., -1]
+            outputs[uses[0], uses[1]] = sums.astype(np.float32)
+
+    patch.setattr(exact, "run_into", run_into)
+
+
 def an_expert_named_twice_counted_once(patch: pytest.MonkeyPatch) -> None:
     original = exact.run_into
 
@@ -91,6 +108,14 @@ def a_token_feels_the_call(patch: pytest.MonkeyPatch) -> None:
     combine_as(patch, combine)
 
 
+def gathers_stop_at_32768_rows(patch: pytest.MonkeyPatch) -> None:
+    def combine(outputs: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        outputs.reshape(-1, outputs.shape[2])[2**15 :] = 0
+        return experts.combine(outputs, weights)
+
+    combine_as(patch, combine)
+
+
 def scales_and_biases_of_up_swapped_in_the_slot(patch: pytest.MonkeyPatch) -> None:
     original = ExpertLayout.view
 
@@ -114,10 +139,12 @@ MUTANTS = {
     silu_left_out: "EXE-003",
     silu_on_the_product: "EXE-003",
     inner_activations_in_float16: "EXE-003",
+    one_expert_sums_in_float16: "EXE-003",
     weights_forgotten: "EXE-004",
     one_experts_weights_in_float16: "EXE-004",
     an_expert_named_twice_counted_once: "EXE-005",
     outputs_at_the_wrong_rank: "EXE-002",
+    gathers_stop_at_32768_rows: "EXE-002",
     a_token_feels_the_call: "EXE-006",
     scales_and_biases_of_up_swapped_in_the_slot: "STO-010",
     one_executor_adds_in_float32: "EXE-017",

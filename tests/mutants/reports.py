@@ -4,7 +4,9 @@ from typing import Any
 
 import pytest
 
-from conformance import report
+from conformance import certificate, loading, report, vector_files
+from conformance.failures import Keeper
+from conformance.known_failures import stale_entries
 from conformance.report import Report
 from edge0_ref.app import api, backends
 from edge0_ref.errors import BackendError
@@ -41,9 +43,34 @@ def a_notice_goes_unheard(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(api, "notice_of", lambda backend: None)
 
 
+def a_report_without_versions(patch: pytest.MonkeyPatch) -> None:
+    replace_everywhere(patch, certificate.versions, dict)
+
+
+def a_stale_entry_is_no_matter(patch: pytest.MonkeyPatch) -> None:
+    replace_everywhere(patch, stale_entries, lambda known, status: [])
+
+
+def a_failure_is_not_kept(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Keeper, "keep", lambda self, test, cited, error: "")
+
+
+def a_newer_vector_file_is_like_any_other(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(vector_files, "VERSION", 99)
+
+
+def a_backend_without_members_is_tried(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(loading, "check_backend", lambda name, backend: None)
+
+
 MUTANTS = {
     unclaimed_counts_as_passed: "BCK-002",
     one_passed_test_is_enough: "BCK-003",
     an_unknown_backend_is_the_reference: "BCK-008",
     a_notice_goes_unheard: "BCK-011",
+    a_report_without_versions: "BCK-030",
+    a_stale_entry_is_no_matter: "BCK-031",
+    a_failure_is_not_kept: "BCK-032",
+    a_newer_vector_file_is_like_any_other: "BCK-033",
+    a_backend_without_members_is_tried: "BCK-034",
 }

@@ -158,6 +158,37 @@ def close_does_not_wait(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("edge0_ref.prefetch.Prefetcher.close", lambda prefetcher: None)
 
 
+def a_closed_executor_keeps_its_slots(patch: pytest.MonkeyPatch) -> None:
+    def close(executor: StagedExecutor) -> None:
+        for read in executor._reads.values():
+            read.abandon()
+
+    patch.setattr(StagedExecutor, "close", close)
+
+
+def a_sticky_slot_read_one_step_late(patch: pytest.MonkeyPatch) -> None:
+    """An expert that takes the slot of another runs once on what the slot held before."""
+    original = StagedExecutor._read
+
+    def read(executor: StagedExecutor, placement: Any, urgency: Any) -> None:
+        used = placement.slot in executor._reads
+        before = executor._bank[placement.slot].copy() if used and executor._bank is not None else None
+        original(executor, placement, urgency)
+        if before is not None and executor._bank is not None:
+            late = executor._bank.layout.view(before)
+            executor._bank._views[placement.slot] = late
+
+    def call(executor: StagedExecutor, x: Any, routing: Routing) -> Any:
+        y = original_call(executor, x, routing)
+        if executor._bank is not None:
+            executor._bank._views.clear()
+        return y
+
+    original_call = StagedExecutor.__call__
+    patch.setattr(StagedExecutor, "_read", read)
+    patch.setattr(StagedExecutor, "__call__", call)
+
+
 def whole_layer_reads_again(patch: pytest.MonkeyPatch) -> None:
     original = WholeLayerExecutor.__call__
 
@@ -231,6 +262,8 @@ MUTANTS = {
     an_expert_that_failed_stays_resident: "EXE-016",
     two_writers_in_a_slot: "EXE-012",
     close_does_not_wait: "STO-032",
+    a_closed_executor_keeps_its_slots: "EXE-018",
+    a_sticky_slot_read_one_step_late: "EXE-020",
     whole_layer_reads_again: "EXE-040",
     exact_reads_once_for_each_token: "EXE-001",
     staged_ignores_hints: "EXE-011",

@@ -27,6 +27,14 @@ def high_nibble_first(patch: pytest.MonkeyPatch) -> None:
     changed_dequantize(patch, change)
 
 
+def rows_of_a_view_counted_from_its_base(patch: pytest.MonkeyPatch) -> None:
+    def codes(matrix: QuantizedMatrix) -> np.ndarray:
+        base = matrix.packed if matrix.packed.base is None else matrix.packed.base
+        return base.ravel()[: matrix.packed.size].reshape(matrix.packed.shape).view(np.uint8)
+
+    patch.setattr(QuantizedMatrix, "codes", property(codes))
+
+
 def scale_sign_dropped(patch: pytest.MonkeyPatch) -> None:
     def change(matrix: QuantizedMatrix) -> QuantizedMatrix:
         return replace(matrix, scales=np.abs(bits.widen(matrix.scales)), biases=bits.widen(matrix.biases))
@@ -219,6 +227,7 @@ MUTANTS = {
     a_matrix_goes_unchecked: "DEQ-001",
     own_dtype_rounded_once: "DEQ-004",
     high_nibble_first: "DEQ-003",
+    rows_of_a_view_counted_from_its_base: "DEQ-003",
     scale_sign_dropped: "DEQ-005",
     group_boundary_one_group_off: "DEQ-006",
     float16_scales_read_as_bfloat16: "NUM-004",

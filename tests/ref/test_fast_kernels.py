@@ -18,7 +18,7 @@ from edge0_ref.app import embedded_model
 from edge0_ref.arithmetic import Arithmetic
 from edge0_ref.backend import ReferenceBackend
 from edge0_ref.bits import narrow, widen
-from edge0_ref.contract import EXECUTOR_KINDS, ExpertLayout, Lora, Plan, QuantizedMatrix
+from edge0_ref.contract import EXECUTOR_KINDS, ExpertLayout, Lora, Plan, QuantizedMatrix, Routing
 from edge0_ref.dequant import dequantize
 from edge0_ref.executors.bank import Bank
 from edge0_ref.fast_backend import FastArithmetic, NumbaBackend
@@ -181,7 +181,7 @@ def test_experts_at_once_are_the_experts_one_by_one(
     layout = ExpertLayout(hidden=64, inner=96, bits=bits, group_size=32, coefficient_dtype=dtype)
     bank = Bank(layout, np.stack([random_bytes(rng, layout) for _ in range(5)]))
     x, chosen = draw(rng, tokens, 64), np.stack([rng.permutation(5)[:3] for _ in range(tokens)])
-    group = [(tuple(map(list, np.nonzero(chosen == slot))), slot) for slot in np.unique(chosen).tolist()]
+    group = [(uses, slot) for slot, uses in Routing(chosen, np.ones(chosen.shape, np.float32)).uses().items()]
     outputs = [np.full((tokens, 3, 64), np.nan, np.float32) for _ in range(4)]
     Arithmetic().run_experts(outputs[0], x, group, bank)
     arithmetic.run_experts(outputs[1], x, group, bank)
