@@ -3,6 +3,7 @@
 import numpy as np
 from jaxtyping import Float32
 
+from edge0_ref import kernels
 from edge0_ref.contract import Expert
 from edge0_ref.functions import swiglu
 from edge0_ref.lora import linear
@@ -20,7 +21,6 @@ def combine(outputs: Float32[np.ndarray, "tokens k hidden"], weights: Float32[np
 
     The order belongs to the routing, not to the executor: that is why all executors agree to the bit.
     """
-    total = np.zeros((outputs.shape[0], outputs.shape[2]), np.float64)
-    for j in range(weights.shape[1]):
-        total += weights[:, j, None].astype(np.float64) * outputs[:, j]
-    return total.astype(np.float32)
+    y = np.empty((outputs.shape[0], outputs.shape[2]), np.float32)
+    kernels.weighted_sum(outputs, weights, y)
+    return y

@@ -97,6 +97,20 @@ def linear_quantized(x, codes, scales, biases, bits, y):
 
 @numba.njit(cache=True, nogil=True)
 @no_type_check
+def weighted_sum(outputs, weights, y):
+    """[EXE-004] `y[t] = sum over j of weights[t, j] * outputs[t, j]`, from the first j to the last."""
+    totals = np.empty(y.shape[1], np.float64)
+    for t in range(y.shape[0]):
+        totals[:] = 0.0
+        for j in range(weights.shape[1]):
+            for i in range(y.shape[1]):
+                totals[i] += np.float64(weights[t, j]) * np.float64(outputs[t, j, i])
+        for i in range(y.shape[1]):
+            y[t, i] = totals[i]
+
+
+@numba.njit(cache=True, nogil=True)
+@no_type_check
 def rms_norm(x, weight, epsilon, y):
     """[DEC-001] `y = x / sqrt(mean(x^2) + epsilon) * weight` along the last axis of x [vectors, size]."""
     size = x.shape[1]
@@ -220,6 +234,7 @@ KERNELS = (
     linear_float32,
     linear_quantized,
     dequantize_rows,
+    weighted_sum,
     rms_norm,
     causal_conv,
     delta_rule,

@@ -77,7 +77,7 @@ def measure(case: Case, notify: Notify) -> dict[str, Any]:
     measured = Measured(memory_rate(nbytes=share // 8 * 8))
     with open_case(case, context_for(case), notify) as running:
         forget_pages(running.files())
-        notify(f"{case.scenario}, K = {running.top_k}, routing {case.rule.name}: {running.plan.plan}")
+        notify(running.text)
         passes = 1 if case.cold else 2
         for number in range(passes):
             what = f"{case.scenario}, K = {running.top_k}" + (", warming up" if number < passes - 1 else "")
@@ -158,7 +158,7 @@ def figures(running: Running, measured: Measured) -> dict[str, Any]:
     alone = median(step.seconds for step in measured.alone) if measured.alone else None
     raw = median(measured.raw)
     touched = checkpoint_load(running.model.checkpoint, running.top_k).touched + running.adapters.nbytes
-    disk_seconds, compute_seconds = bytes_read / raw if raw else 0.0, alone or compute
+    disk_seconds, compute_seconds = bytes_read / raw if raw else 0.0, min(alone or compute, compute)
     return {
         "scenario": case.scenario,
         "k": running.top_k,

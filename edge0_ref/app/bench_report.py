@@ -24,7 +24,10 @@ def print_cases(cases: Sequence[Told]) -> None:
         table.add_column(f"{case['scenario']}, K = {case['k']}", justify="right")
     for what, *values in zip(*map(rows_of, cases), strict=True):
         table.add_row(what[0], what[1], *(value for _, value in values))
-    Console(stderr=True).print(table)
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        console.width = 40 + 27 * len(cases)
+    console.print(table)
 
 
 def rows_of(case: Told) -> list[tuple[str, str]]:

@@ -90,6 +90,15 @@ class Running:
     decoder: Decoder[Any]
 
     @property
+    def text(self) -> str:
+        """What runs, in a line."""
+        plan, simulated = self.plan.plan, " (simulated)" if self.case.rule.simulated else ""
+        held = f", {plan.slots} slots a layer" if plan.executor in ("staged", "hot") else ""
+        reads = f"{plan.read_mode} reads by {plan.reader_threads} threads"
+        routing = f"routing {self.case.rule.name}{simulated}"
+        return f"{self.case.scenario}, K = {plan.top_k}, {routing}: {plan.executor}{held}, {reads}"
+
+    @property
     def top_k(self) -> int:
         return self.plan.plan.top_k
 
@@ -162,7 +171,7 @@ def open_case(
         cache=None if case.cache is None else Path(case.cache),
         notify=notify,
     ) as model:
-        adapters = adapters_for(case, model)
+        model.adapters = adapters = adapters_for(case, model)  # heads that nobody uses are not kept
         if notice := notice_of(model.backend):
             notify(notice)
         request = replace(model.settings.request, context=context, prompt_tokens=case.prompt_tokens)

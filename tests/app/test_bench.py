@@ -25,6 +25,7 @@ from edge0_ref.app.scenario import Case, open_case
 from edge0_ref.backend import ReferenceBackend
 from edge0_ref.contract import Counters, Routing
 from edge0_ref.engine.session import counters_between
+from edge0_ref.errors import UsageError
 from tests.app.command import edge0, refused
 from tests.ref.builders import Recipe, build, build_adapters
 
@@ -219,6 +220,15 @@ def test_what_is_simulated_is_what_is_executed(folder) -> None:
     for layer in pool:
         for position in range(7, 11):
             assert seen[layer, position] == wanted(layer, position, model).experts[0].tolist()
+
+
+@pytest.mark.spec("ENG-072")
+def test_a_decoder_that_asks_no_source_of_routing_is_refused(folder) -> None:
+    case = Case("prefetch", str(folder), routing="uniform")
+    with open_case(case, 40, lambda text: None) as running:
+        del running.decoder.routing_source
+        with pytest.raises(UsageError, match="reference"):
+            running.simulate(case.rule, cached=False)
 
 
 def needs_cgroup() -> None:

@@ -55,6 +55,8 @@ def arguments(name: str, draw: Draw, t: int, n: int, h: int) -> list[Any]:
         case "linear_quantized_4" | "linear_quantized_8":
             bits = int(name[-1])
             return [draw(t, 32 * h), *codes_and_coefficients(draw, n, h, bits), bits, empty(t, n)]
+        case "weighted_sum":
+            return [draw(t, h, n), draw(t, h), empty(t, n)]
         case "rms_norm":
             return [draw(t, n), draw(n), 1e-6, empty(t, n)]
         case "causal_conv":

@@ -5,8 +5,10 @@ import sys
 from pathlib import Path
 
 import adapter_cases
+import decoder_cases
 import dequant_cases
 import expert_cases
+import header_cases
 import linear_cases
 import number_cases
 import prerouter_cases
@@ -22,9 +24,11 @@ CHAPTERS = {
     "linear": linear_cases,
     "router": router_cases,
     "experts": expert_cases,
+    "headers": header_cases,
     "residency": residency_cases,
     "prerouter": prerouter_cases,
     "adapters": adapter_cases,
+    "decoder": decoder_cases,
     "sampling": sampling_cases,
 }
 

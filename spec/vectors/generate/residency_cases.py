@@ -1,14 +1,16 @@
-"""Chapter 6: traces of hints and calls with every read they cause, worked out by hand from the requirements."""
+"""Chapter 6: traces of hints and calls with every read they cause, worked out by hand, or drawn and simulated."""
 
 # ruff: noqa: E501 (a case is a row of a table)
 
 from typing import Any
 
+import numpy as np
+from slots import Slots
 from values import Json, case
 
 
 def cases() -> list[Json]:
-    return [*staged(), *hot(), *others(), *failing()]
+    return [*staged(), *hot(), *others(), *failing(), *drawn()]
 
 
 def hint(*experts: int, **more: Any) -> Json:
@@ -32,6 +34,7 @@ def trace(
     steps: list[tuple[Json, list[int], list[int]]],
     counters: str,
     experts: int = 10,
+    source: str = "hand",
 ) -> Json:
     """steps: (event, experts read, experts resident after); counters: "name=value ..."."""
     # ruff: noqa: E501 (a case is a row of a table)
@@ -41,7 +44,7 @@ def trace(
         "residency",
         flags,
         comment,
-        "hand",
+        source,
         {"kind": kind, "slots": slots, "num_experts": experts, "events": [event for event, _, _ in steps]},
         expected={
             "events": [{"reads": sorted(reads), "resident": sorted(resident)} for _, reads, resident in steps],
@@ -153,3 +156,34 @@ def failing() -> list[Json]:
          [(hint(3, fails=[3]), [3], [3]), (call([1]), [1], [1, 3]), (call([1]), [], [1, 3])], "hits=1 drops=0"),
     ]  # fmt: skip
     return [trace("staged", *row) for row in rows]
+
+
+def drawn() -> list[Json]:
+    """Long lives of small slot tables, by `slots.py`: what no hand works out without a slip."""
+    listed = []
+    for seed in range(900, 932):
+        rng = np.random.default_rng(seed)
+        kind, slots, experts = ("staged", "hot")[seed % 2], int(rng.integers(1, 7)), int(rng.integers(4, 10))
+        table, steps = Slots(kind == "hot", [None] * slots), []
+        for _ in range(14):
+            what, count = rng.random(), int(rng.integers(1, 4))
+            if what < 0.4:
+                named = rng.choice(experts, count, replace=False).tolist()
+                steps.append((hint(*named), table.hint(named), seated(table)))
+            elif what < 0.95:
+                rows = [rng.choice(experts, count, replace=False).tolist() for _ in range(int(rng.integers(1, 3)))]
+                needed = list(dict.fromkeys(expert for row in rows for expert in row))
+                steps.append((call(*rows), table.call(needed), seated(table)))
+            else:
+                table.release()
+                steps.append((RELEASE, [], seated(table)))
+        counters = " ".join(f"{name}={value}" for name, value in table.counters.items())
+        ids = "EXE-020 EXE-021 EXE-022 EXE-026" if kind == "staged" else "EXE-030 EXE-023 EXE-027"
+        comment = f"Fourteen steps through {slots} slots."
+        source = f"float64 oracle, seed {seed}"
+        listed.append(trace(kind, slots, f"drawn-{seed}", ids, "any-policy-but-the-stated", comment, steps, counters, experts, source))
+    return listed
+
+
+def seated(table: Slots) -> list[int]:
+    return sorted(expert for expert in table.table if expert is not None)
