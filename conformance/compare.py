@@ -135,11 +135,11 @@ class Judge:
             self.fail(what, f"relative L2 {distance:.3g}", f"at most {min(bound, wall):.3g}", blame)
 
     def like_plain(self, got: np.ndarray, want: np.ndarray, plain: np.ndarray, what: str, blame: str = "") -> None:
-        """Relative L2 of the whole within a share of what plain arithmetic of the same profile loses on these numbers."""
+        """Relative L2 of the whole, within a share of what plain arithmetic of the same profile loses."""
         self._like_plain(got, want, plain, what, blame, OUTER_WALL)
 
     def deep(self, got: np.ndarray, want: np.ndarray, plain: np.ndarray, what: str, blame: str = "") -> None:
-        """The same of whole layers of a decoder, over which the roundings of a narrow profile add up beyond any wall."""
+        """The same of whole layers of a decoder, where the roundings of a narrow profile add up beyond any wall."""
         wall = OUTER_WALL if self.profile is FLOAT32 else math.inf
         self._like_plain(got, want, plain, what, blame, wall)
 

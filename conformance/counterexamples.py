@@ -140,10 +140,8 @@ def routed(logits: np.ndarray, spec: RouterSpec) -> Expectation | None:
     return {"expected": {"experts": experts, "weights": weights.value}, "bound": {"weights": weights.bound}}
 
 
-def computed(
-    given: Mapping[str, Any], to_numpy: Callable[[Any], np.ndarray], profile: Profile
-) -> Expectation | None:
-    """What the calls of an executor's life give, one after the other, if it had none that a failing disk could spoil."""
+def computed(given: Mapping[str, Any], to_numpy: Callable[[Any], np.ndarray], profile: Profile) -> Expectation | None:
+    """What the calls of an executor's life give, one after the other, if none was spoiled by a failing disk."""
     experts, steps = getattr(given["store"], "experts", None), given["steps"]
     calls = [(to_numpy(step["x"]), step["routing"]) for step in steps if "x" in step]
     if experts is None or not calls or any("fails" in step for step in steps):

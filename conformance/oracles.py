@@ -189,9 +189,7 @@ def expert_output(x: np.ndarray, expert: Expert, profile: Profile = FLOAT32) -> 
     return product(inner, expert.down, error + SMALLEST, profile)
 
 
-def experts_output(
-    x: np.ndarray, routing: Routing, experts: list[Expert], profile: Profile = FLOAT32
-) -> Bounded:
+def experts_output(x: np.ndarray, routing: Routing, experts: list[Expert], profile: Profile = FLOAT32) -> Bounded:
     """y[t] = sum over j of weights[t, j] * expert[t, j](x[t])."""
     values, bounds = np.zeros(x.shape), np.zeros(x.shape)
     k = routing.experts.shape[1]

@@ -115,7 +115,7 @@ class Session:
         return self.oracle(np.float64, FLOAT32)
 
     def plain(self) -> Trace:
-        """The yardstick: the same equations in plain float32, with activations rounded as the backend's profile has it."""
+        """The yardstick: the same equations in plain float32, activations rounded as the backend's profile has it."""
         return self.oracle(np.float32, self.judge.profile)
 
     def oracle(self, precision: Any, profile: Profile) -> Trace:

@@ -33,7 +33,9 @@ def test_claims_are_known_and_each_has_its_method(driven: Driven, judge: Judge) 
 def test_activations_are_kept_in_a_dtype_of_the_spec(driven: Driven, judge: Judge) -> None:
     told = activations_of(driven.backend)
     judge.holds(told in PROFILES, "activations", told, f"one of {', '.join(PROFILES)}")
-    judge.holds(told == "float32" or "bits" not in driven.backend.claims, "activations beside the claim bits", told, "float32")
+    judge.holds(
+        told == "float32" or "bits" not in driven.backend.claims, "activations beside the claim bits", told, "float32"
+    )
 
 
 @pytest.mark.spec("BCK-007")

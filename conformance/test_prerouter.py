@@ -128,7 +128,9 @@ def test_predictions_are_handed_over_before_the_next_token(driven: Driven, judge
         decoder = driven.decoder(checkpoint, plan, EVERY_LAYER.build(MODEL))
         decoder.prefill(PROMPT[:1])
         layers, consumers = 4, 3
-        judge.state(decoder.counters.reads, 2 * (layers + consumers), "reads of one prompt token, and ahead of the next")
+        judge.state(
+            decoder.counters.reads, 2 * (layers + consumers), "reads of one prompt token, and ahead of the next"
+        )
         driven.close()
 
 

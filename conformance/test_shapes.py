@@ -17,9 +17,7 @@ from edge0_ref.contract import ExecutorKind, QuantizedMatrix, Routing, SigmoidGr
 from edge0_ref.errors import ShapeError
 
 every_count = pytest.mark.parametrize("experts", cases.AWKWARD_COUNTS)
-dequant, quantize, linear, router = (
-    pytest.mark.claim(claim) for claim in ("dequant", "quantize", "linear", "router")
-)
+dequant, quantize, linear, router = (pytest.mark.claim(claim) for claim in ("dequant", "quantize", "linear", "router"))
 MANY = 32_771  # a prime beyond 2**15
 
 
@@ -49,7 +47,9 @@ def test_sigmoid_chooses_among_any_number_of_experts(driven: Driven, judge: Judg
                 recipe = cases.GroupRecipe(2, groups, experts // groups, kept, k, "negative", 2.5, experts)
                 logits, spec = recipe.build()
                 routing = driven.route(logits, spec)
-                judge.choice(routing.experts, oracles.sigmoid_group_choice(logits, spec).experts, f"{recipe}", "RTR-023")
+                judge.choice(
+                    routing.experts, oracles.sigmoid_group_choice(logits, spec).experts, f"{recipe}", "RTR-023"
+                )
                 weights = oracles.sigmoid_group_weights(logits, routing.experts, spec.scale)
                 judge.bound(routing.weights, *weights, f"weights of {recipe}", "RTR-024")
 
@@ -61,7 +61,9 @@ def test_any_number_of_tokens_is_routed(driven: Driven, judge: Judge, tokens: in
     logits = np.tile(cases.LogitsRecipe(1, 8, "ties", tokens).build(), (tokens, 1))
     logits[-1] = np.arange(8)
     wanted = np.concatenate([np.repeat(oracles.largest(logits[:1], 2), tokens - 1, axis=0), [[7, 6]]])
-    judge.choice(driven.route(logits, SoftmaxTopK(2)).experts, wanted, f"{tokens} tokens, the last one unlike the others")
+    judge.choice(
+        driven.route(logits, SoftmaxTopK(2)).experts, wanted, f"{tokens} tokens, the last one unlike the others"
+    )
     judge.choice(
         driven.route(logits, SigmoidGroup(2, 1, 1, 1.0)).experts, wanted, f"{tokens} tokens, the sigmoid family"
     )
@@ -73,7 +75,9 @@ def test_any_number_of_tokens_is_routed(driven: Driven, judge: Judge, tokens: in
 def test_a_head_predicts_for_any_number_of_experts(driven: Driven, judge: Judge, experts: int) -> None:
     features = cases.DenseRecipe(2, 7 + 2 * experts, seed=experts).build()
     head = cases.head_of(experts, 7 + 2 * experts, 5, experts)
-    judge.bound(driven.predict(head, features), *oracles.head_logits(head, features, judge.profile), f"{experts} experts")
+    judge.bound(
+        driven.predict(head, features), *oracles.head_logits(head, features, judge.profile), f"{experts} experts"
+    )
 
 
 @pytest.mark.spec("DEQ-002", "DEQ-006", "DEQ-010")
@@ -84,7 +88,9 @@ def test_rows_need_not_fill_a_tile(driven: Driven, judge: Judge, rows: int, bits
     recipe = cases.MatrixRecipe(rows, 64, bits, 32, "bfloat16", "mixed", rows)
     matrix, x = recipe.build(), cases.DenseRecipe(2, 64, seed=rows).build()
     judge.either(driven.dequantize(matrix), oracles.dequantized(matrix), f"{recipe}", "DEQ-002")
-    judge.bound(driven.linear(x, matrix), *oracles.linear(x, matrix, None, judge.profile), f"W x of {recipe}", "DEQ-010")
+    judge.bound(
+        driven.linear(x, matrix), *oracles.linear(x, matrix, None, judge.profile), f"W x of {recipe}", "DEQ-010"
+    )
 
 
 @linear
@@ -130,7 +136,9 @@ def test_activations_may_be_every_second_column(driven: Driven, judge: Judge) ->
 
 @quantize
 @pytest.mark.spec("DEQ-024")
-@pytest.mark.parametrize(("cols", "group_size"), [(1, 32), (31, 32), (33, 32), (96, 64), (65, 64), (192, 128), (129, 128)])
+@pytest.mark.parametrize(
+    ("cols", "group_size"), [(1, 32), (31, 32), (33, 32), (96, 64), (65, 64), (192, 128), (129, 128)]
+)
 def test_a_ragged_last_group_is_refused(driven: Driven, judge: Judge, cols: int, group_size: int) -> None:
     weights = np.ones((2, cols), np.float32)
     judge.error(ShapeError, lambda: driven.backend.quantize(weights, 4, group_size), f"{cols} columns", str(group_size))

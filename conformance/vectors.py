@@ -12,6 +12,7 @@ from conformance import oracles
 from conformance.cases import ExpertsRecipe
 from conformance.checkpoints import write_safetensors
 from conformance.driven import Driven
+from conformance.pieces import piece
 from conformance.profiles import FLOAT32, Profile
 from conformance.recording_store import RecordingStore
 from edge0_ref import functions
@@ -208,11 +209,11 @@ def run_residency(driven: Driven, kind: Any, inputs: dict[str, Any]) -> dict[str
     return {"events": told, "counters": vars(executor.counters)}
 
 
-@dataclass(frozen=True)
-class OneDraw:
+class OneDraw(DrawStream):
     """A draw stream that gives what a case says."""
 
-    draw: float
+    def __init__(self, draw: float) -> None:
+        self.draw = draw
 
     def next(self) -> float:
         return self.draw
@@ -220,6 +221,8 @@ class OneDraw:
 
 def own_function(operation: str, inputs: dict[str, Any]) -> dict[str, Any]:
     """Functions of edge0 itself."""
+    if (outputs := piece(operation, inputs)) is not None:
+        return outputs
     match operation:
         case "features":
             before = shift(inputs["executed"], inputs["before"])
@@ -238,7 +241,7 @@ def own_function(operation: str, inputs: dict[str, Any]) -> dict[str, Any]:
         case "sample":
             settings, draws = SamplingSettings(**inputs["settings"]), OneDraw(inputs["draw"])
             sequences = (inputs["prompt"].tolist(), inputs["generated"].tolist())
-            return {"token": sample(inputs["logits"], settings, *sequences, draws)}  # type: ignore[arg-type]
+            return {"token": sample(inputs["logits"], settings, *sequences, draws)}
         case "draws":
             stream = DrawStream(inputs["seed"])
             return {"draws": np.array([stream.next() for _ in range(inputs["count"])])}

@@ -83,8 +83,8 @@ class WatchedBackend:
 class WatchedExecutor:
     """An executor under watch.
 
-    Its whole life is one operation for what it reads and keeps (residency) and one for what it computes (sequence); each
-    call is an executor operation as well.
+    Its whole life is one operation for what it reads and keeps (residency) and one for what it computes (sequence);
+    each call is an executor operation as well.
     """
 
     def __init__(self, watched: WatchedBackend, kind: ExecutorKind, store: ExpertStore, slots: int) -> None:

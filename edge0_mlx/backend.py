@@ -50,7 +50,7 @@ class MlxBackend:
         return "bfloat16" if self.device.activations == mx.bfloat16 else "float32"
 
     def notice(self) -> str | None:
-        """[BCK-011] [NUM-007] What a run is like: no GPU, rounded activations, memory that readers cannot fill."""
+        """[BCK-011] [NUM-011] What a run is like: no GPU, rounded activations, memory that readers cannot fill."""
         notes = []
         if self.activations == "bfloat16":
             notes.append("activations are rounded to bfloat16")

@@ -46,7 +46,8 @@ def bfloat16_to_float32(patterns: UInt16[np.ndarray, "..."]) -> Float32[np.ndarr
     >>> bfloat16_to_float32(np.array([0x3F80, 0xC000], np.uint16))
     array([ 1., -2.], dtype=float32)
     """
-    return (patterns.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    wide: Float32[np.ndarray, "..."] = np.left_shift(patterns, 16, dtype=np.uint32).view(np.float32)
+    return wide
 
 
 def float32_to_bfloat16(values: Float32[np.ndarray, "..."]) -> UInt16[np.ndarray, "..."]:

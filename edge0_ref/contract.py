@@ -64,11 +64,11 @@ class QuantizedMatrix:
         if self.scales.dtype != self.biases.dtype:
             raise ShapeError(f"scales are {self.scales.dtype}, biases {self.biases.dtype}")
 
-    @property
+    @cached_property
     def rows(self) -> int:
         return int(self.packed.shape[0])
 
-    @property
+    @cached_property
     def cols(self) -> int:
         return int(self.packed.shape[1]) * 32 // self.bits
 
@@ -250,9 +250,11 @@ class ExpertLayout:
 class Counters:
     """What streaming did so far. `drops` is 0 by construction and is counted all the same.
 
-    reads: experts read; hits: needed experts that were already in a slot; read_ahead: needed experts whose read had
-    been asked for before the call that needed them; on_demand: needed experts read by that call itself; evaluations:
-    times a backend that builds graphs had them run and waited, 0 where everything is computed at once.
+    reads: experts asked for, also where a later hint made the read needless before it began, so that no counter but
+    wait_seconds depends on threads; bytes_read: their bytes; hits: needed experts that were already in a slot;
+    read_ahead: needed experts whose read had been asked for before the call that needed them; on_demand: needed experts
+    read by that call itself; evaluations: times a backend that builds graphs had them run and waited, 0 where everything
+    is computed at once.
     """
 
     bytes_read: int = 0
@@ -289,7 +291,7 @@ class Executor(Protocol[A]):
 
     @property
     def resident(self) -> frozenset[int]:
-        """The experts whose bytes are in a slot now."""
+        """[EXE-018] The experts that have a slot, those still being read included; none after `close`."""
         ...
 
     def prepare(self, experts: Sequence[int]) -> None:

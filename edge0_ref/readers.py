@@ -50,11 +50,11 @@ def open_for_reading(path: Path) -> Iterator[int]:
 
 def read_exactly(file: int, offset: int, buffer: memoryview) -> None:
     """[STO-020] Fill `buffer` from `offset`; a short file is an error, never zeros."""
-    done = 0
+    done = count = os.preadv(file, [buffer], offset)
     while done < len(buffer):
-        count = os.preadv(file, [buffer[done:]], offset + done)
         if count == 0:
             raise OSError(errno.EIO, f"the file ends {len(buffer) - done} bytes early at byte {offset + done}")
+        count = os.preadv(file, [buffer[done:]], offset + done)
         done += count
 
 

@@ -6,6 +6,7 @@ import pkgutil
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import edge0_ref
@@ -25,7 +26,8 @@ def test_docstrings_of_compiled_functions_are_found() -> None:
 
 
 def test_the_guided_reading_runs() -> None:
-    results = doctest.testfile(str(ROOT / "edge0_ref" / "README.md"), module_relative=False)
+    with np.printoptions():  # the reading sets its own, which must not outlive it
+        results = doctest.testfile(str(ROOT / "edge0_ref" / "README.md"), module_relative=False)
     assert results.attempted > 80
     assert results.failed == 0
 

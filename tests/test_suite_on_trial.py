@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+import conformance
 from conformance.runner import EXAMPLES
+from edge0_ref.backend import create
 
 ROOT = Path(__file__).parents[1]
 BUGS = {
@@ -38,3 +40,10 @@ def test_a_subtle_bug_is_found_within_200_examples_and_what_is_kept_shows_it_aga
     assert conformance_of(bug, "--replay", *kept).returncode == 1
     sound = conformance_of("", "--replay", *kept)
     assert sound.returncode == 0, sound.stdout
+
+
+@pytest.mark.spec("BCK-003")
+def test_the_suite_runs_where_signatures_are_checked_at_run_time() -> None:
+    """Here they are: no vector of edge0's own functions may hand over anything that their signatures do not allow."""
+    report = conformance.run(create(), ["ENG-012", "STO-001", "DEC-001", "DEC-020", "DEC-051", "DEC-053", "DEQ-004"])
+    assert report.exit_code == 0, report.recorder.failures

@@ -16,12 +16,12 @@ from typing import Any
 
 from edge0_ref.app.api import Notify
 from edge0_ref.app.bench_routing import parse_routing
-from edge0_ref.app.cli import tell
 from edge0_ref.app.doctor import checkpoint_load
 from edge0_ref.app.page_cache import cached_bytes, forget_pages
 from edge0_ref.app.probes import MEMORY_BYTES, BlockReads, memory_rate
 from edge0_ref.app.progress import Advance, count_bar
 from edge0_ref.app.scenario import POOL_TOKENS, Case, Running, open_case
+from edge0_ref.app.shell import tell
 from edge0_ref.contract import Counters
 from edge0_ref.engine.memory import peak_bytes
 from edge0_ref.engine.session import counters_between

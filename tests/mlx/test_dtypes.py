@@ -34,7 +34,7 @@ def test_no_operation_changes_the_dtype_of_activations(
     assert seen.keys() > IN_FLOAT32
 
 
-@pytest.mark.spec("BCK-011", "NUM-007")
+@pytest.mark.spec("BCK-011", "NUM-011")
 def test_the_notice_says_what_is_slow_and_what_is_rounded() -> None:
     plain, rounded = MlxBackend("float32"), MlxBackend("bfloat16")
     assert "bfloat16" in (rounded.notice() or "")

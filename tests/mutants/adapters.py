@@ -36,7 +36,9 @@ def another_k_goes_unsaid(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_head_that_nobody_consumes_accepted(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(adapters, "_head", lambda owner, parts, config: PrerouterHead(*(parts[p] for p in adapters.HEAD_PARTS)))
+    patch.setattr(
+        adapters, "_head", lambda owner, parts, config: PrerouterHead(*(parts[p] for p in adapters.HEAD_PARTS))
+    )
 
 
 def owners_of_the_metadata_unread(patch: pytest.MonkeyPatch) -> None:

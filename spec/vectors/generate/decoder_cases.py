@@ -37,7 +37,14 @@ def norm_row(x: list[float], weight: list[float], epsilon: float) -> tuple[list[
 def norms() -> list[Json]:
     rows = [
         ("three-four", np.float32([[3.0, 4.0]]), np.ones(2, np.float32), 0.0, "sum-for-mean", None),
-        ("weights", np.float32([[1.0, 1.0, 1.0, 1.0]]), np.float32([1.0, 2.0, -0.5, 0.0]), 0.0, "one-plus-weight", None),
+        (
+            "weights",
+            np.float32([[1.0, 1.0, 1.0, 1.0]]),
+            np.float32([1.0, 2.0, -0.5, 0.0]),
+            0.0,
+            "one-plus-weight",
+            None,
+        ),
         ("zeros", np.zeros((1, 8), np.float32), np.ones(8, np.float32), 1e-6, "division-by-zero", None),
         ("epsilon", np.full((1, 4), 1e-3, np.float32), np.ones(4, np.float32), 1e-6, "epsilon-outside-root", None),
         ("tiny", np.full((1, 4), 1e-30, np.float32), np.ones(4, np.float32), 1e-6, "squares-underflow", None),
@@ -50,7 +57,18 @@ def norms() -> list[Json]:
         results = [norm_row(row, weight.tolist(), epsilon) for row in x.tolist()]
         inputs = {"x": tensor(x, "float32"), "weight": tensor(weight, "float32"), "epsilon": epsilon}
         y = [v for v, _ in results], [b for _, b in results]
-        listed.append(judged(f"norm-{name}", "DEC-001", "rms_norm", flags, "x / sqrt(mean(x^2) + epsilon) * weight.", seed, inputs, y=y))
+        listed.append(
+            judged(
+                f"norm-{name}",
+                "DEC-001",
+                "rms_norm",
+                flags,
+                "x / sqrt(mean(x^2) + epsilon) * weight.",
+                seed,
+                inputs,
+                y=y,
+            )
+        )
     return listed
 
 
@@ -83,8 +101,17 @@ def rotations() -> list[Json]:
     for name, seed, pairs, positions, dims, size, theta, flags, comment in rows:
         heads = 3 if name == "heads" else 1
         x = drawn(seed, len(positions), heads, dims)
-        results = [[turned(row, p, size, theta, pairs == "halves") for row in token] for token, p in zip(x.tolist(), positions, strict=True)]
-        inputs = {"pairs": pairs, "x": tensor(x, "float32"), "positions": tensor(positions, "int64"), "size": size, "theta": theta}
+        results = [
+            [turned(row, p, size, theta, pairs == "halves") for row in token]
+            for token, p in zip(x.tolist(), positions, strict=True)
+        ]
+        inputs = {
+            "pairs": pairs,
+            "x": tensor(x, "float32"),
+            "positions": tensor(positions, "int64"),
+            "size": size,
+            "theta": theta,
+        }
         y = [[v for v, _ in token] for token in results], [[b for _, b in token] for token in results]
         ids = "DEC-011" if pairs == "halves" else "DEC-053"
         listed.append(judged(f"rotary-{name}", ids, "rotary", flags, comment, seed, inputs, y=y))
@@ -112,7 +139,19 @@ def convolutions() -> list[Json]:
         kept = rows_seen[len(x) :]
         inputs = {"x": tensor(x, "float32"), "taps": tensor(taps, "float32"), "state": tensor(state, "float32")}
         zero = [[0.0] * channels for _ in kept]
-        listed.append(judged(f"conv-{name}", "DEC-020", "conv", flags, "The last tap meets the newest row.", seed, inputs, y=(y, bounds), state=(kept, zero)))
+        listed.append(
+            judged(
+                f"conv-{name}",
+                "DEC-020",
+                "conv",
+                flags,
+                "The last tap meets the newest row.",
+                seed,
+                inputs,
+                y=(y, bounds),
+                state=(kept, zero),
+            )
+        )
     return listed
 
 
@@ -132,7 +171,18 @@ def unit_vectors() -> list[Json]:
         bounds = [[(len(row) + 8) * UNIT * abs(v) + TINY for v in row] for row in y]
         inputs = {"x": tensor(x, "float32"), "scale": scale}
         shaped = np.array(y).reshape(x.shape), np.array(bounds).reshape(x.shape)
-        listed.append(judged(f"unit-{name}", "DEC-022", "l2_normalize", flags, "The epsilon is on the sum of squares.", seed, inputs, y=shaped))
+        listed.append(
+            judged(
+                f"unit-{name}",
+                "DEC-022",
+                "l2_normalize",
+                flags,
+                "The epsilon is on the sum of squares.",
+                seed,
+                inputs,
+                y=shaped,
+            )
+        )
     return listed
 
 
@@ -151,25 +201,88 @@ def decays() -> list[Json]:
     ]
     for name, a, a_log, bias, flags, seed in rows:
         # the sum a + dt_bias is a float32 sum
-        exponents = [[-math.exp(float(g)) * softplus(float(np.float32(v) + b)) for v, g, b in zip(row, a_log, bias, strict=True)] for row in a]
+        exponents = [
+            [-math.exp(float(g)) * softplus(float(np.float32(v) + b)) for v, g, b in zip(row, a_log, bias, strict=True)]
+            for row in a
+        ]
         values = [[math.exp(e) for e in row] for row in exponents]
         bounds = [[(16 + 16 * abs(e)) * UNIT * math.exp(e) + TINY for e in row] for row in exponents]
         inputs = {"a": tensor(a, "float32"), "a_log": tensor(a_log, "float32"), "dt_bias": tensor(bias, "float32")}
-        listed.append(judged(f"decay-{name}", "DEC-023", "decay", flags, "exp(-exp(A_log) softplus(a + dt_bias)).", seed, inputs, decay=(values, bounds)))
+        listed.append(
+            judged(
+                f"decay-{name}",
+                "DEC-023",
+                "decay",
+                flags,
+                "exp(-exp(A_log) softplus(a + dt_bias)).",
+                seed,
+                inputs,
+                decay=(values, bounds),
+            )
+        )
     rows = [
-        ("middle", np.zeros((1, 1, 2), np.float32), np.zeros(1, np.float32), np.zeros((1, 2), np.float32), -5.0, "unbounded", None),
-        ("floor", np.full((1, 1, 2), 100.0, np.float32), np.ones(1, np.float32), np.zeros((1, 2), np.float32), -5.0, "unbounded", None),
-        ("ceiling", np.full((1, 1, 2), -100.0, np.float32), np.ones(1, np.float32), np.zeros((1, 2), np.float32), -5.0, "sign-of-gate", None),
+        (
+            "middle",
+            np.zeros((1, 1, 2), np.float32),
+            np.zeros(1, np.float32),
+            np.zeros((1, 2), np.float32),
+            -5.0,
+            "unbounded",
+            None,
+        ),
+        (
+            "floor",
+            np.full((1, 1, 2), 100.0, np.float32),
+            np.ones(1, np.float32),
+            np.zeros((1, 2), np.float32),
+            -5.0,
+            "unbounded",
+            None,
+        ),
+        (
+            "ceiling",
+            np.full((1, 1, 2), -100.0, np.float32),
+            np.ones(1, np.float32),
+            np.zeros((1, 2), np.float32),
+            -5.0,
+            "sign-of-gate",
+            None,
+        ),
         ("channels", drawn(854, 2, 2, 4), drawn(855, 2), drawn(856, 2, 4), -5.0, "one-decay-a-head", 854),
         ("bound", drawn(857, 1, 2, 4), drawn(858, 2), drawn(859, 2, 4), -1.5, "bound-ignored", 857),
     ]
     for name, f, a_log, bias, lowest, flags, seed in rows:
         heads, size = f.shape[1:]
-        exponents = [[[lowest * sigmoid(math.exp(float(a_log[h])) * (float(token[h, i]) + float(bias[h, i]))) for i in range(size)] for h in range(heads)] for token in f]
+        exponents = [
+            [
+                [
+                    lowest * sigmoid(math.exp(float(a_log[h])) * (float(token[h, i]) + float(bias[h, i])))
+                    for i in range(size)
+                ]
+                for h in range(heads)
+            ]
+            for token in f
+        ]
         values = np.exp(np.array(exponents))
         bounds = (16 + 64 * np.abs(np.array(exponents))) * UNIT * values + TINY
-        inputs = {"f": tensor(f, "float32"), "a_log": tensor(a_log, "float32"), "dt_bias": tensor(bias, "float32"), "lower_bound": lowest}
-        listed.append(judged(f"channel-decay-{name}", "DEC-051", "channel_decay", flags, "exp(bound * sigmoid(exp(A_log) (f + dt_bias))).", seed, inputs, decay=(values, bounds)))
+        inputs = {
+            "f": tensor(f, "float32"),
+            "a_log": tensor(a_log, "float32"),
+            "dt_bias": tensor(bias, "float32"),
+            "lower_bound": lowest,
+        }
+        listed.append(
+            judged(
+                f"channel-decay-{name}",
+                "DEC-051",
+                "channel_decay",
+                flags,
+                "exp(bound * sigmoid(exp(A_log) (f + dt_bias))).",
+                seed,
+                inputs,
+                decay=(values, bounds),
+            )
+        )
     return listed
 
 
@@ -221,7 +334,9 @@ def deltas() -> list[Json]:
     return listed
 
 
-def attend(scores: list[float], slack: list[float], rows: np.ndarray, row_slack: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def attend(
+    scores: list[float], slack: list[float], rows: np.ndarray, row_slack: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Softmax of scores known up to slack, over rows known up to row_slack."""
     top = max(scores)
     powers = [math.exp(s - top) for s in scores]
@@ -231,7 +346,9 @@ def attend(scores: list[float], slack: list[float], rows: np.ndarray, row_slack:
     return p @ rows, 2 * relative * (p @ np.abs(rows)) + p @ row_slack + TINY
 
 
-def attention(q: np.ndarray, keys: np.ndarray, values: np.ndarray, first: int, scale: float) -> tuple[np.ndarray, np.ndarray]:
+def attention(
+    q: np.ndarray, keys: np.ndarray, values: np.ndarray, first: int, scale: float
+) -> tuple[np.ndarray, np.ndarray]:
     tokens, heads, size = q.shape
     y, bounds = (np.zeros((tokens, heads, values.shape[2])) for _ in range(2))
     for t in range(tokens):
@@ -257,9 +374,30 @@ def attentions() -> list[Json]:
     ]  # fmt: skip
     listed = []
     for name, seed, tokens, heads, shared, size, first, scale, flags, comment in rows:
-        q, keys, values = drawn(seed, tokens, heads, size), drawn(seed + 1000, first + tokens, shared, size), drawn(seed + 2000, first + tokens, shared, size)
-        inputs = {"q": tensor(q, "float32"), "keys": tensor(keys, "float32"), "values": tensor(values, "float32"), "first": first, "scale": scale}
-        listed.append(judged(f"attention-{name}", "DEC-010", "attention", flags, comment, seed, inputs, y=attention(q, keys, values, first, scale)))
+        q, keys, values = (
+            drawn(seed, tokens, heads, size),
+            drawn(seed + 1000, first + tokens, shared, size),
+            drawn(seed + 2000, first + tokens, shared, size),
+        )
+        inputs = {
+            "q": tensor(q, "float32"),
+            "keys": tensor(keys, "float32"),
+            "values": tensor(values, "float32"),
+            "first": first,
+            "scale": scale,
+        }
+        listed.append(
+            judged(
+                f"attention-{name}",
+                "DEC-010",
+                "attention",
+                flags,
+                comment,
+                seed,
+                inputs,
+                y=attention(q, keys, values, first, scale),
+            )
+        )
     return listed
 
 
@@ -275,11 +413,20 @@ def latents() -> list[Json]:
     for name, seed, tokens, heads, key, rotary, latent, value, first, flags in rows:
         q, q_rotary = drawn(seed, tokens, heads, key), drawn(seed + 1000, tokens, heads, rotary)
         rows_of = drawn(seed + 2000, first + tokens, latent + rotary)
-        w_uk, w_uv = drawn(seed + 3000, heads, key, latent, scale=0.5), drawn(seed + 4000, heads, value, latent, scale=0.5)
+        w_uk, w_uv = (
+            drawn(seed + 3000, heads, key, latent, scale=0.5),
+            drawn(seed + 4000, heads, value, latent, scale=0.5),
+        )
         scale = (key + rotary) ** -0.5
         y, bounds = (np.zeros((tokens, heads, value)) for _ in range(2))
         for h in range(heads):
-            pairs = [(linear(w_uk[h].tolist(), absolute(w_uk[h].tolist()), row[:latent]), linear(w_uv[h].tolist(), absolute(w_uv[h].tolist()), row[:latent])) for row in rows_of.tolist()]
+            pairs = [
+                (
+                    linear(w_uk[h].tolist(), absolute(w_uk[h].tolist()), row[:latent]),
+                    linear(w_uv[h].tolist(), absolute(w_uv[h].tolist()), row[:latent]),
+                )
+                for row in rows_of.tolist()
+            ]
             keys, key_slack = (np.array([p[0][i] for p in pairs]) for i in range(2))
             values, value_slack = (np.array([p[1][i] for p in pairs]) for i in range(2))
             for t in range(tokens):
@@ -288,12 +435,33 @@ def latents() -> list[Json]:
                 size_of = np.abs(keys[:seen]) @ np.abs(query) + np.abs(shared) @ np.abs(turned_query)
                 # carried into the latent, the query meets latents whose products are larger than the keys'
                 carried = np.abs(rows_of[:seen, :latent]) @ (np.abs(w_uk[h]).T @ np.abs(query))
-                slack = key_slack[:seen] @ np.abs(query) + (2 * (latent + key + rotary) + 8) * UNIT * (size_of + carried)
+                slack = key_slack[:seen] @ np.abs(query) + (2 * (latent + key + rotary) + 8) * UNIT * (
+                    size_of + carried
+                )
                 scores = keys[:seen] @ query + shared @ turned_query
-                slack_of = value_slack[:seen] + (2 * latent + 8) * UNIT * (np.abs(rows_of[:seen, :latent]) @ np.abs(w_uv[h]).T)
-                y[t, h], bounds[t, h] = attend((scale * scores).tolist(), (scale * slack).tolist(), values[:seen], slack_of)
-                bounds[t, h] += 4 * math.expm1(2 * scale * float(slack.max())) * (np.abs(rows_of[:seen, :latent]).max(axis=0) @ np.abs(w_uv[h]).T)
+                slack_of = value_slack[:seen] + (2 * latent + 8) * UNIT * (
+                    np.abs(rows_of[:seen, :latent]) @ np.abs(w_uv[h]).T
+                )
+                y[t, h], bounds[t, h] = attend(
+                    (scale * scores).tolist(), (scale * slack).tolist(), values[:seen], slack_of
+                )
+                bounds[t, h] += (
+                    4
+                    * math.expm1(2 * scale * float(slack.max()))
+                    * (np.abs(rows_of[:seen, :latent]).max(axis=0) @ np.abs(w_uv[h]).T)
+                )
         arrays = {"q": q, "q_rotary": q_rotary, "rows": rows_of, "w_uk": w_uk, "w_uv": w_uv}
         inputs = {part: tensor(array, "float32") for part, array in arrays.items()} | {"first": first, "scale": scale}
-        listed.append(judged(f"latent-{name}", "DEC-052 DEC-054", "latent", flags, "Scores (q . W_UK c + q_rotary . k_rotary) * scale; W_UV (P c).", seed, inputs, y=(y, bounds)))
+        listed.append(
+            judged(
+                f"latent-{name}",
+                "DEC-052 DEC-054",
+                "latent",
+                flags,
+                "Scores (q . W_UK c + q_rotary . k_rotary) * scale; W_UV (P c).",
+                seed,
+                inputs,
+                y=(y, bounds),
+            )
+        )
     return listed

@@ -69,6 +69,7 @@ def random_matrix(seed: int, bits: int, group: int, dtype: str, rows: int = 1, c
 
 def rounded() -> list[Json]:
     rows = [(1, 4, 32, "float32"), (2, 4, 64, "bfloat16"), (3, 8, 32, "float32"), (4, 8, 64, "float16")]
+    rows += [(71, 8, 64, "bfloat16"), (72, 4, 32, "float16")]
     listed = []
     for seed, bits, group, dtype in rows:
         matrix = random_matrix(seed, bits, group, dtype)
@@ -117,7 +118,14 @@ def refused() -> list[Json]:
 def own_dtype() -> list[Json]:
     """The dequantisation of mlx itself, which rounds to the coefficients' dtype twice."""
     listed = []
-    for seed, bits, dtype in ((5, 4, "bfloat16"), (6, 4, "float16"), (7, 8, "bfloat16"), (8, 4, "float32")):
+    for seed, bits, dtype in (
+        (5, 4, "bfloat16"),
+        (6, 4, "float16"),
+        (7, 8, "bfloat16"),
+        (8, 4, "float32"),
+        (73, 8, "float16"),
+        (74, 8, "float32"),
+    ):
         matrix = random_matrix(seed, bits, 32, dtype)
         if dtype == "bfloat16":
             stored = [mx.array(np.array(numbers(c, dtype), np.float32)).astype(mx.bfloat16) for c in matrix.stored]

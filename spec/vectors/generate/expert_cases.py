@@ -45,6 +45,52 @@ def output(
 
 
 def cases() -> list[Json]:
+    return [*calls(), *sequences()]
+
+
+def sequences() -> list[Json]:
+    """Lives of executors whose slots change hands: what a call computes after hints, evictions and new turns."""
+    hints: dict[str, list[Json]] = {
+        "sticky": [{"hint": [1, 2]}, call_of([1, 2]), {"hint": [2, 3]}, call_of([3, 2]), call_of([2, 1])],
+        "given-away": [call_of([0]), call_of([1]), call_of([2]), call_of([0]), call_of([3]), call_of([1])],
+        "wrong-hint": [{"hint": [0, 1]}, call_of([2, 3]), {"hint": [3]}, call_of([0, 1])],
+        "new-turn": [{"hint": [3, 1]}, {"release": True}, call_of([0, 2]), call_of([3, 1])],
+        "shared": [call_of([0, 1], [1, 2]), {"hint": [2]}, call_of([2, 0], [0, 2]), call_of([1, 3])],
+        "hint-then-another": [{"hint": [0]}, {"hint": [1]}, call_of([0]), {"hint": [2]}, call_of([1]), call_of([2])],
+    }
+    listed = []
+    for number, (name, events) in enumerate(hints.items()):
+        kind, slots = ("staged", "hot")[number % 2], (2, 1, 3)[number % 3]
+        seed, values, bounds, told = 760 + number, [], [], []
+        rng = np.random.default_rng(seed)
+        for event in events:
+            if "rows" not in event:
+                told.append(event)
+                continue
+            rows = event["rows"]
+            x = rng.normal(size=(len(rows), 32)).astype(np.float32)
+            weights = [[0.75, 0.25][: len(row)] for row in rows]
+            results = [output(INT4, *row) for row in zip(x.tolist(), rows, weights, strict=True)]
+            values += [y for y, _ in results]
+            bounds += [b for _, b in results]
+            routing = {"experts": tensor(rows, "int64"), "weights": tensor(weights, "float32")}
+            told.append({"x": tensor(x, "float32"), "routing": routing})
+        inputs: Json = {"kind": kind, "slots": slots, "experts": {"ref": "int4"}, "events": told}
+        listed.append(
+            case(
+                f"experts/sequence-{name}", "EXE-010 EXE-014 EXE-020", "sequence", "stale-slot one-step-late",
+                f"What a slot holds is what its expert computes, {slots} slots.", f"float64 oracle, seed {seed}", inputs,
+                expected={"y": tensor(values, "float64")}, bound={"y": tensor(bounds, "float64")},
+            )
+        )  # fmt: skip
+    return listed
+
+
+def call_of(*rows: list[int]) -> Json:
+    return {"rows": list(rows)}
+
+
+def calls() -> list[Json]:
     rows = [
         ("one", "int4", [[2]], [[1.0]], 2, "EXE-003", "gate-up-swapped nibble-order", "One token, one expert."),
         ("two", "int4", [[1, 3]], [[0.75, 0.25]], 4, "EXE-004", "weights-swapped rank-ignored", "A weighted sum."),

@@ -24,7 +24,7 @@ def entry(first: int, last: int, shape: tuple[int, ...] = (1,), dtype: str = "F3
 
 
 def place(dtype: str, shape: tuple[int, ...], offset: int, nbytes: int) -> Json:
-    return {"dtype": dtype, "shape": list(shape), "offset": offset, "nbytes": nbytes}
+    return {"dtype": dtype, "axes": list(shape), "offset": offset, "nbytes": nbytes}
 
 
 def accepted() -> list[Json]:

@@ -97,6 +97,15 @@ def drawn() -> list[Json]:
         (17, "float32", 8, 32),
         (18, "bfloat16", 8, 64),
         (19, "float16", 8, 128),
+        (61, "float32", 8, 64),
+        (62, "float32", 8, 128),
+        (63, "bfloat16", 4, 128),
+        (64, "bfloat16", 8, 32),
+        (65, "bfloat16", 8, 128),
+        (66, "float16", 4, 32),
+        (67, "float16", 4, 128),
+        (68, "float16", 8, 32),
+        (69, "float16", 8, 64),
     ]
     listed = []
     for seed, dtype, bits, group in rows:

@@ -180,8 +180,21 @@ def drawn() -> list[Json]:
         counters = " ".join(f"{name}={value}" for name, value in table.counters.items())
         ids = "EXE-020 EXE-021 EXE-022 EXE-026" if kind == "staged" else "EXE-030 EXE-023 EXE-027"
         comment = f"Fourteen steps through {slots} slots."
-        source = f"float64 oracle, seed {seed}"
-        listed.append(trace(kind, slots, f"drawn-{seed}", ids, "any-policy-but-the-stated", comment, steps, counters, experts, source))
+        source = f"integer oracle, seed {seed}"
+        listed.append(
+            trace(
+                kind,
+                slots,
+                f"drawn-{seed}",
+                ids,
+                "any-policy-but-the-stated",
+                comment,
+                steps,
+                counters,
+                experts,
+                source,
+            )
+        )
     return listed
 
 

@@ -4,13 +4,14 @@
 
 import math
 
+import mlx.core as mx
 import numpy as np
 from oracles import sigmoid_routing, softmax_routing
 from values import Json, case, error, tensor
 
 
 def cases() -> list[Json]:
-    return [*softmax_by_hand(), *softmax_drawn(), *sigmoid_by_hand(), *sigmoid_drawn(), *refused()]
+    return [*softmax_by_hand(), *softmax_drawn(), *sigmoid_by_hand(), *sigmoid_drawn(), *of_mlx(), *refused()]
 
 
 def softmax(
@@ -198,6 +199,58 @@ def sigmoid_drawn() -> list[Json]:
             )
         )
     return listed
+
+
+MLX = f"mlx {mx.__version__} cpu"
+
+
+def of_mlx() -> list[Json]:
+    """Both families as operations of mlx, on logits that leave no tie: what models of that library compute."""
+    listed = []
+    for seed, experts, k in ((91, 5, 2), (92, 60, 4), (93, 132, 4), (94, 160, 8), (95, 256, 8), (96, 257, 8)):
+        logits = np.random.default_rng(seed).normal(0, 2, (2, experts)).astype(np.float32)
+        weights = mx.softmax(mx.array(logits), axis=-1, precise=True)
+        chosen = mx.argsort(-mx.array(logits), axis=-1)[:, :k]
+        picked = mx.take_along_axis(weights, chosen, axis=-1)
+        picked = picked / picked.sum(axis=-1, keepdims=True)
+        spec: Json = {"family": "softmax", "top_k": k}
+        listed.append(mlx_case(f"softmax-mlx-{experts}", "RTR-003 RTR-010 RTR-011", seed, logits, spec, chosen, picked))
+    for seed, experts, k, groups, kept in (
+        (97, 16, 2, 2, 1),
+        (98, 60, 4, 4, 2),
+        (99, 160, 6, 8, 3),
+        (100, 192, 8, 8, 4),
+        (101, 256, 8, 8, 4),
+    ):
+        rng = np.random.default_rng(seed)
+        logits, bias = rng.normal(size=(2, experts)).astype(np.float32), rng.normal(0, 0.2, experts).astype(np.float32)
+        scores = mx.sigmoid(mx.array(logits))
+        choice = (scores + mx.array(bias)).reshape(2, groups, -1)
+        best_two = mx.sort(choice, axis=-1)[..., -2:].sum(axis=-1)
+        order = mx.argsort(mx.argsort(-best_two, axis=-1), axis=-1)
+        choice = mx.where((order < kept)[..., None], choice, -mx.inf).reshape(2, experts)
+        chosen = mx.argsort(-choice, axis=-1)[:, :k]
+        picked = mx.take_along_axis(scores, chosen, axis=-1)
+        picked = picked / (picked.sum(axis=-1, keepdims=True) + 1e-20) * 2.5
+        spec = {"family": "sigmoid_group", "top_k": k, "num_groups": groups, "top_groups": kept, "scale": 2.5}
+        spec["expert_bias"] = tensor(bias, "float32")
+        listed.append(mlx_case(f"sigmoid-mlx-{experts}", "RTR-022 RTR-023 RTR-024", seed, logits, spec, chosen, picked))
+    return listed
+
+
+def mlx_case(
+    name: str, ids: str, seed: int, logits: np.ndarray, spec: Json, chosen: mx.array, picked: mx.array
+) -> Json:
+    """The library's own float32 weights, to within what two float32 evaluations may differ by: twice the bound."""
+    experts, weights = np.array(chosen).astype(np.int64), np.array(picked).astype(np.float64)
+    away = np.ptp(np.take_along_axis(logits.astype(np.float64), experts, axis=1), axis=1, keepdims=True)
+    bounds = 2 * (2 * experts.shape[1] + 16 + 2 * away) * 2.0**-24 * weights
+    return case(
+        f"router/{name}", ids, "route", "other-library", "As mlx computes it.", f"{MLX}, seed {seed}",
+        {"logits": tensor(logits, "float32"), "spec": spec},
+        expected={"experts": tensor(experts, "int64"), "weights": tensor(weights, "float64")},
+        bound={"weights": tensor(bounds, "float64")},
+    )  # fmt: skip
 
 
 def refused() -> list[Json]:

@@ -3,13 +3,14 @@
 # ruff: noqa: E501 (a case is a row of a table)
 
 import math
+import random
 from typing import Any
 
 from values import Json, case, error, tensor
 
 
 def cases() -> list[Json]:
-    return [*greedy(), *penalties(), *kept(), *drawn(), *refused(), *streams()]
+    return [*greedy(), *penalties(), *kept(), *drawn(), *whole(), *refused(), *streams()]
 
 
 def sampled(
@@ -116,6 +117,62 @@ def drawn() -> list[Json]:
         sampled(f"draw-{name}", ids, flags, comment, logits, {"temperature": temperature}, token, draw)
         for name, ids, flags, comment, logits, temperature, token, draw in rows
     ]
+
+
+def chosen(logits: list[float], settings: Json, prompt: list[int], text: list[int], draw: float) -> tuple[int, float]:
+    """A token by all steps in order, and how far the draw was from choosing another one."""
+    scores = list(logits)
+    for token in {*prompt, *text}:
+        penalty = settings["repetition_penalty"]
+        scores[token] = scores[token] / penalty if scores[token] > 0 else scores[token] * penalty
+    for token in set(text):
+        scores[token] -= settings["presence_penalty"] + text.count(token) * settings["frequency_penalty"]
+    order = sorted(range(len(scores)), key=lambda token: (-scores[token], token))[: settings["top_k"] or None]
+    weights = [math.exp((scores[token] - scores[order[0]]) / settings["temperature"]) for token in order]
+    front, mass = 0, 0.0
+    while mass < settings["top_p"] * math.fsum(weights):
+        mass += weights[front]
+        front += 1
+    near = min(abs(mass - settings["top_p"] * math.fsum(weights)), *(abs(w - settings["min_p"]) for w in weights))
+    weights = [weight for weight in weights[:front] if weight >= settings["min_p"]]
+    target, place, mass = draw * math.fsum(weights), 0, weights[0]
+    while mass <= target:
+        place += 1
+        mass += weights[place]
+    return order[place], min(near, abs(mass - target), abs(mass - weights[place] - target) if place else 1.0)
+
+
+def whole() -> list[Json]:
+    """Every step at once, on drawn logits; draws that rounding could turn round are passed over."""
+    listed, seed = [], 1000
+    while len(listed) < 24:
+        seed += 1
+        rng = random.Random(seed)
+        logits = [rng.randint(-24, 24) / 8 for _ in range(12)]
+        settings = {
+            "temperature": rng.choice([0.5, 1.0, 1.5]), "top_k": rng.choice([0, 3, 8, 20]), "top_p": rng.choice([0.3, 0.8, 0.95]),
+            "min_p": rng.choice([0.0, 0.05, 0.3]), "repetition_penalty": rng.choice([1.0, 1.25, 0.8]),
+            "presence_penalty": rng.choice([0.0, 0.5, -0.25]), "frequency_penalty": rng.choice([0.0, 0.25]),
+        }  # fmt: skip
+        prompt, text = ([rng.randrange(12) for _ in range(rng.randrange(5))] for _ in range(2))
+        draw = rng.random()
+        token, margin = chosen(logits, settings, prompt, text, draw)
+        if margin < 1e-4:
+            continue
+        made = sampled(
+            f"whole-{seed}",
+            "ENG-012 ENG-013 ENG-014 ENG-016 ENG-017 ENG-018",
+            "order-of-steps",
+            "All steps, in their order.",
+            logits,
+            settings,
+            token,
+            draw,
+            tuple(prompt),
+            tuple(text),
+        )
+        listed.append(made | {"source": f"float64 oracle, seed {seed}"})
+    return listed
 
 
 def refused() -> list[Json]:

@@ -1,0 +1,188 @@
+"""The commands that make models to measure, and measure: their options. What each does is in the file of its name."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edge0_ref.app.shell import (
+    AdapterFolder,
+    BackendName,
+    Json,
+    ModelFolder,
+    PackedFile,
+    ReadModeName,
+    app,
+    carrying,
+    choose_fields,
+    choose_numbers,
+    command,
+    tell,
+)
+
+
+@command
+def synth(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="qwen3.6-35b-a3b or ling-3.0-tiny.")],
+    out: Annotated[str | None, typer.Option(metavar="DIR", help="The folder to make.")] = None,
+    layers: Annotated[int | None, typer.Option(help="Layers; default: all.")] = None,
+    experts: Annotated[int | None, typer.Option(help="Experts a layer; default: as published.")] = None,
+    set_fields: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="FIELD=N", help="Change a field of config.json; may be repeated."),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="The same seed, the same bytes.")] = 0,
+    tokenizer: Annotated[bool, typer.Option("--tokenizer", help="A tokenizer too, one token a byte.")] = False,
+    adapters: Annotated[bool, typer.Option(help="Prerouter heads and LoRA of the published shape.")] = True,
+    json: Json = False,
+) -> None:
+    """Write a checkpoint of a published model's names, shapes and dtypes, with random weights."""
+    from json import dumps
+
+    from edge0_ref.app.synth import run_synth
+
+    changes = choose_fields(set_fields or [], num_hidden_layers=layers, num_experts=experts)
+    made = run_synth(name, out, changes, seed, tokenizer=tokenizer, adapters=adapters)
+    tell(f"{made['model']}: {made['bytes']:,} bytes in {made['files']} files, {made['seconds']} s, {made['gb_s']} GB/s")
+    if json:
+        print(dumps(made))
+
+
+@command
+def pack(
+    model: ModelFolder = None,
+    out: Annotated[str | None, typer.Option(metavar="DIR", help="Where the file goes; default: MODEL.")] = None,
+    json: Json = False,
+) -> None:
+    """Write the sidecar of a model, one aligned read an expert; or check the one that is there."""
+    from json import dumps
+
+    from edge0_ref.app.api import embedded_model
+    from edge0_ref.app.pack import run_pack
+
+    did = run_pack(embedded_model() if model is None else Path(model), out, tell)
+    tell(f"{did['sidecar']}: {did['did']}, {did['bytes_done']:,} bytes in {did['seconds']} s, {did['gb_s']} GB/s")
+    if json:
+        print(dumps(did))
+
+
+@command
+def doctor(
+    context: typer.Context,
+    model: Annotated[
+        str | None, typer.Argument(metavar="[MODEL]", help="Model folder; default: the two published.")
+    ] = None,
+    k: Annotated[int | None, typer.Option(min=1, help="Experts a token; default: as the adapters say.")] = None,
+    backend: BackendName = "reference",
+) -> None:
+    """Measure memory, kernels and disk, and say what to expect of a model; the best read mode is remembered."""
+    from edge0_ref.app.doctor import run_doctor
+
+    run_doctor(None if model is None else Path(model), k, backend, context.obj)
+
+
+@command
+def bench(
+    context: typer.Context,
+    model: ModelFolder = None,
+    scenario: Annotated[
+        str, typer.Option(help="on-demand, prefetch, resident, exact or oracle; several: a,b.")
+    ] = "prefetch",
+    k: Annotated[str | None, typer.Option(help="Experts a token, or several, 2,4,8; default: by adapters.")] = None,
+    routing: Annotated[str, typer.Option(help="model; simulated: uniform, or replay:reuse=0.45.")] = "model",
+    cold: Annotated[bool, typer.Option("--cold/--warm", help="Page cache dropped, or all run once before.")] = True,
+    cap: Annotated[str | None, typer.Option(help="Memory of the process and its page cache, 3GiB.")] = None,
+    backend: BackendName = "reference",
+    tokens: Annotated[int, typer.Option(help="Decode steps to count.")] = 32,
+    prompt_tokens: Annotated[int, typer.Option(help="Tokens of the prompt.")] = 64,
+    slots: Annotated[int | None, typer.Option(help="Expert slots a layer; default: by plan.")] = None,
+    adapters: AdapterFolder = None,
+    read_mode: ReadModeName = None,
+    packed: PackedFile = None,
+    picture: Annotated[str | None, typer.Option(help="A picture of the steps, .svg.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Only the lines of JSON, no table.")] = False,
+) -> None:
+    """Measure decoding: a table, and a line of JSON for each case."""
+    from edge0_ref.app.bench import run_bench
+    from edge0_ref.app.scenario import Case
+    from edge0_ref.engine.memory import parse_size
+
+    cases = [
+        Case(
+            scenario=name,
+            model=model,
+            k=each,
+            routing=routing,
+            backend=backend,
+            cold=cold,
+            cap=None if cap is None else parse_size(cap),
+            slots=slots,
+            tokens=tokens,
+            prompt_tokens=prompt_tokens,
+            adapters=adapters,
+            read_mode=read_mode,
+            packed=packed,
+            cache=str(context.obj or "") or None,
+        )
+        for each in choose_numbers("--k", k)
+        for name in scenario.split(",")
+    ]
+    run_bench(cases, None if picture is None else Path(picture), tell, table=not json)
+
+
+@command
+def trace(
+    context: typer.Context,
+    model: ModelFolder = None,
+    out: Annotated[str | None, typer.Option(metavar="FILE", help="The timeline, .json, for ui.perfetto.dev.")] = None,
+    picture: Annotated[str | None, typer.Option(metavar="FILE", help="The same as a picture, .svg.")] = None,
+    scenario: Annotated[str, typer.Option(help="As of `edge0 bench`.")] = "prefetch",
+    k: Annotated[int | None, typer.Option(min=1, help="Experts a token; default: as the adapters say.")] = None,
+    routing: Annotated[str, typer.Option(help="As of `edge0 bench`.")] = "model",
+    backend: BackendName = "reference",
+    tokens: Annotated[int, typer.Option(help="Decode steps to record.")] = 4,
+    prompt_tokens: Annotated[int, typer.Option(help="Tokens of the prompt.")] = 16,
+    memory: Annotated[str | None, typer.Option(help="Budget of the whole process, 3GiB.")] = None,
+    slots: Annotated[int | None, typer.Option(help="Expert slots a layer; default: by plan.")] = None,
+    adapters: AdapterFolder = None,
+    read_mode: ReadModeName = None,
+    packed: PackedFile = None,
+    json: Json = False,
+) -> None:
+    """Record one decode's timeline: reads, waits, and compute of every layer and token."""
+    from json import dumps
+
+    from edge0_ref.app.scenario import Case
+    from edge0_ref.app.trace import run_trace
+    from edge0_ref.engine.memory import parse_size
+
+    case = Case(
+        scenario=scenario,
+        model=model,
+        k=k,
+        routing=routing,
+        backend=backend,
+        cap=None if memory is None else parse_size(memory),
+        slots=slots,
+        tokens=tokens,
+        prompt_tokens=prompt_tokens,
+        adapters=adapters,
+        read_mode=read_mode,
+        packed=packed,
+        cache=str(context.obj or "") or None,
+    )
+    told = run_trace(case, out, picture, tell)
+    if json:
+        print(dumps(told))
+
+
+def conformance(context: typer.Context) -> None:
+    """Hold a backend to the specification; options as of `python -m conformance`."""
+    from importlib import import_module
+
+    raise typer.Exit(import_module("conformance.__main__").main(context.args))
+
+
+app.command(add_help_option=False, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})(
+    carrying(conformance)
+)

@@ -1,0 +1,101 @@
+"""What all commands share: how one is registered, what it tells people, and options that mean the same everywhere."""
+
+import sys
+from collections.abc import Callable
+from functools import wraps
+from typing import Annotated, Any
+
+import typer
+
+from edge0_ref.errors import UsageError
+
+app = typer.Typer(
+    help="Mixture-of-Experts models that do not fit in memory, streamed from the SSD.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+ModelFolder = Annotated[str | None, typer.Argument(metavar="[MODEL]", help="Model folder; default: the embedded one.")]
+PromptText = Annotated[str | None, typer.Option("--prompt", help="The text to go on from.")]
+PromptIds = Annotated[str | None, typer.Option("--prompt-ids", help="The same as token ids: 5,6,7.")]
+BackendName = Annotated[str, typer.Option("--backend", help="A backend's name, or package.module:factory.")]
+AdapterFolder = Annotated[
+    str | None, typer.Option("--adapters", help="Adapter folder; default: MODEL/adapters, if it is there.")
+]
+NoAdapters = Annotated[bool, typer.Option("--no-adapters", help="Run without prerouter heads and LoRA.")]
+ExecutorName = Annotated[str, typer.Option("--executor", help="exact, staged, hot or whole_layer.")]
+ReadModeName = Annotated[
+    str | None, typer.Option("--read-mode", help="mmap, pread or direct; default: as `edge0 doctor` found.")
+]
+PackedFile = Annotated[
+    str | None,
+    typer.Option("--packed", help="Sidecar of `edge0 pack`, or its folder; default: MODEL/experts.edge0; or none."),
+]
+Json = Annotated[bool, typer.Option("--json", help="End with one JSON object on the last line of stdout.")]
+
+
+class CarriedError(Exception):
+    """Carries Ctrl-C and a broken pipe past typer, which would turn them into exit codes of its own."""
+
+    def __init__(self, reason: BaseException) -> None:
+        super().__init__()
+        self.reason = reason
+
+
+def command(function: Callable[..., None]) -> Callable[..., None]:
+    """Register a command."""
+    app.command()(carrying(function))
+    return function
+
+
+def carrying(function: Callable[..., None]) -> Callable[..., None]:
+    @wraps(function)
+    def guarded(**options: Any) -> None:
+        try:
+            function(**options)
+        except (KeyboardInterrupt, BrokenPipeError) as error:
+            raise CarriedError(error) from error
+
+    return guarded
+
+
+def tell(text: str) -> None:
+    """Something to know, on stderr."""
+    for line in text.splitlines():
+        print(f"edge0: {line}", file=sys.stderr, flush=True)
+
+
+def choose_numbers(name: str, text: str | None) -> list[int | None]:
+    """Whole numbers above 0 between commas; None if there is no text. Raises UsageError."""
+    if text is None:
+        return [None]
+    parts = [part.strip() for part in text.split(",")]
+    wrong = [part for part in parts if not part.isdecimal() or not int(part)]
+    if wrong:
+        raise UsageError(f"{name} {text!r}: {wrong[0]!r} is not a whole number above 0; wanted 4, or 2,4,8")
+    return [int(part) for part in parts]
+
+
+def choose_fields(texts: list[str], **named: int | None) -> dict[str, int]:
+    """Fields of config.json to change. Raises UsageError."""
+    fields = {name: value for name, value in named.items() if value is not None}
+    for text in texts:
+        name, _, value = text.partition("=")
+        if not value.isdecimal():
+            raise UsageError(f"--set {text!r}: wanted a field and a whole number, num_experts=512")
+        fields[name] = int(value)
+    return fields
+
+
+def choose_prompt(text: str | None, ids: str | None) -> str | list[int]:
+    """The one prompt that was given. Raises UsageError."""
+    if (text is None) == (ids is None):
+        raise UsageError("wanted one prompt: --prompt TEXT, or --prompt-ids 5,6,7")
+    if ids is None:
+        return text or ""
+    parts = [part.strip() for part in ids.split(",") if part.strip()]
+    wrong = [part for part in parts if not part.isdecimal()]
+    if wrong:
+        raise UsageError(f"--prompt-ids: {wrong[0]!r} is not a token id; wanted 5,6,7")
+    return [int(part) for part in parts]
