@@ -138,7 +138,8 @@ def carry_out(driven: Driven, operation: str, kind: str, inputs: dict[str, Any])
         case "dequantize":
             return {"weights": driven.dequantize(matrix_of(inputs["matrix"]))}
         case "quantize":
-            return vars(driven.quantize(inputs["weights"], inputs["bits"], inputs["group_size"]))
+            made = driven.quantize(inputs["weights"], inputs["bits"], inputs["group_size"])
+            return {"packed": made.packed, "scales": made.scales, "biases": made.biases}
         case "linear":
             lora = Lora(**inputs["lora"]) if "lora" in inputs else None
             return {"y": driven.linear(inputs["x"], weight_of(inputs["weight"]), lora)}

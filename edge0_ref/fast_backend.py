@@ -105,7 +105,9 @@ class FastArithmetic(Arithmetic):
 
     def stored(self, weight: QuantizedMatrix | Array) -> QuantizedMatrix | Array:
         """As it is: kernels read coefficients of every kind."""
-        return StoredMatrix(**vars(weight)) if isinstance(weight, QuantizedMatrix) else weight
+        if not isinstance(weight, QuantizedMatrix):
+            return weight
+        return StoredMatrix(weight.packed, weight.scales, weight.biases, weight.bits, weight.group_size)
 
     def linear(self, x: Array, weight: QuantizedMatrix | Array, lora: Lora | None = None) -> Array:
         if not isinstance(weight, QuantizedMatrix):
