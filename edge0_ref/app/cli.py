@@ -6,7 +6,6 @@ reads the output any more.
 
 import os
 import sys
-from pathlib import Path
 from typing import NoReturn
 
 from edge0_ref.app import text_commands  # noqa: F401  (registers itself)
@@ -41,7 +40,7 @@ def run(arguments: list[str]) -> int:
 def run_command(arguments: list[str]) -> int:
     """The exit code of a command, with named errors told. Any other exception is a bug and keeps its traceback."""
     try:
-        code = app(args=arguments or ["--help"], prog_name="edge0", standalone_mode=False, obj=cache_folder())
+        code = app(args=arguments or ["--help"], prog_name="edge0", standalone_mode=False)
     except CarriedError as leaving:
         raise leaving.reason from None
     except Edge0Error as error:
@@ -59,14 +58,6 @@ def fail(message: str) -> int:
     """One line on stderr."""
     print(f"edge0: error: {' '.join(message.split())}", file=sys.stderr)
     return 2
-
-
-def cache_folder() -> Path | None:
-    """Where what was measured on this machine is kept; None without a home."""
-    try:
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edge0"
-    except RuntimeError:
-        return None
 
 
 if __name__ == "__main__":

@@ -8,11 +8,13 @@ import typer
 from edge0_ref.app.shell import (
     AdapterFolder,
     BackendName,
+    CacheHome,
     Json,
     ModelFolder,
     PackedFile,
     ReadModeName,
     app,
+    cache_folder,
     carrying,
     choose_fields,
     choose_numbers,
@@ -68,22 +70,21 @@ def pack(
 
 @command
 def doctor(
-    context: typer.Context,
     model: Annotated[
         str | None, typer.Argument(metavar="[MODEL]", help="Model folder; default: the two published.")
     ] = None,
     k: Annotated[int | None, typer.Option(min=1, help="Experts a token; default: as the adapters say.")] = None,
     backend: BackendName = "reference",
+    cache_home: CacheHome = None,
 ) -> None:
     """Measure memory, kernels and disk, and say what to expect of a model; the best read mode is remembered."""
     from edge0_ref.app.doctor import run_doctor
 
-    run_doctor(None if model is None else Path(model), k, backend, context.obj)
+    run_doctor(None if model is None else Path(model), k, backend, cache_folder(cache_home))
 
 
 @command
 def bench(
-    context: typer.Context,
     model: ModelFolder = None,
     scenario: Annotated[
         str, typer.Option(help="on-demand, prefetch, resident, exact or oracle; several: a,b.")
@@ -101,6 +102,7 @@ def bench(
     packed: PackedFile = None,
     picture: Annotated[str | None, typer.Option(help="A picture of the steps, .svg.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Only the lines of JSON, no table.")] = False,
+    cache_home: CacheHome = None,
 ) -> None:
     """Measure decoding: a table, and a line of JSON for each case."""
     from edge0_ref.app.bench import run_bench
@@ -122,7 +124,7 @@ def bench(
             adapters=adapters,
             read_mode=read_mode,
             packed=packed,
-            cache=str(context.obj or "") or None,
+            cache=str(cache_folder(cache_home) or "") or None,
         )
         for each in choose_numbers("--k", k)
         for name in scenario.split(",")
@@ -132,7 +134,6 @@ def bench(
 
 @command
 def trace(
-    context: typer.Context,
     model: ModelFolder = None,
     out: Annotated[str | None, typer.Option(metavar="FILE", help="The timeline, .json, for ui.perfetto.dev.")] = None,
     picture: Annotated[str | None, typer.Option(metavar="FILE", help="The same as a picture, .svg.")] = None,
@@ -148,6 +149,7 @@ def trace(
     read_mode: ReadModeName = None,
     packed: PackedFile = None,
     json: Json = False,
+    cache_home: CacheHome = None,
 ) -> None:
     """Record one decode's timeline: reads, waits, and compute of every layer and token."""
     from json import dumps
@@ -169,20 +171,18 @@ def trace(
         adapters=adapters,
         read_mode=read_mode,
         packed=packed,
-        cache=str(context.obj or "") or None,
+        cache=str(cache_folder(cache_home) or "") or None,
     )
     told = run_trace(case, out, picture, tell)
     if json:
         print(dumps(told))
 
 
-def conformance(context: typer.Context) -> None:
+def conformance(arguments: Annotated[list[str] | None, typer.Argument()] = None) -> None:
     """Hold a backend to the specification; options as of `python -m conformance`."""
     from importlib import import_module
 
-    raise typer.Exit(import_module("conformance.__main__").main(context.args))
+    raise typer.Exit(import_module("conformance.__main__").main(arguments or []))
 
 
-app.command(add_help_option=False, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})(
-    carrying(conformance)
-)
+app.command(add_help_option=False, context_settings={"ignore_unknown_options": True})(carrying(conformance))

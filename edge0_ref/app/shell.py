@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable
 from functools import wraps
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -32,6 +33,7 @@ PackedFile = Annotated[
     str | None,
     typer.Option("--packed", help="Sidecar of `edge0 pack`, or its folder; default: MODEL/experts.edge0; or none."),
 ]
+CacheHome = Annotated[str | None, typer.Option(envvar="XDG_CACHE_HOME", hidden=True)]
 Json = Annotated[bool, typer.Option("--json", help="End with one JSON object on the last line of stdout.")]
 
 
@@ -64,6 +66,14 @@ def tell(text: str) -> None:
     """Something to know, on stderr."""
     for line in text.splitlines():
         print(f"edge0: {line}", file=sys.stderr, flush=True)
+
+
+def cache_folder(home: str | None) -> Path | None:
+    """Where what was measured on this machine is kept; None without a home."""
+    try:
+        return Path(home or Path.home() / ".cache") / "edge0"
+    except RuntimeError:
+        return None
 
 
 def choose_numbers(name: str, text: str | None) -> list[int | None]:

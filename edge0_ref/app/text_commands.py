@@ -10,6 +10,7 @@ import typer
 from edge0_ref.app.shell import (
     AdapterFolder,
     BackendName,
+    CacheHome,
     ExecutorName,
     Json,
     ModelFolder,
@@ -18,6 +19,7 @@ from edge0_ref.app.shell import (
     PromptIds,
     PromptText,
     ReadModeName,
+    cache_folder,
     choose_prompt,
     command,
     tell,
@@ -26,7 +28,6 @@ from edge0_ref.app.shell import (
 
 @command
 def generate(
-    context: typer.Context,
     model: ModelFolder = None,
     prompt: PromptText = None,
     prompt_ids: PromptIds = None,
@@ -51,6 +52,7 @@ def generate(
     packed: PackedFile = None,
     json: Json = False,
     stats: Annotated[bool, typer.Option("--stats", help="A table of what it cost, on stderr.")] = False,
+    cache_home: CacheHome = None,
 ) -> None:
     """Generate text."""
     from edge0_ref.app.api import open_model
@@ -70,7 +72,7 @@ def generate(
         slots=slots,
         read_mode=read_mode,
         packed=packed,
-        cache=context.obj,
+        cache=cache_folder(cache_home),
         notify=tell,
     ) as opened:
         chosen = choose_prompt(prompt, prompt_ids)
@@ -79,7 +81,6 @@ def generate(
 
 @command
 def logits(
-    context: typer.Context,
     model: ModelFolder = None,
     prompt: PromptText = None,
     prompt_ids: PromptIds = None,
@@ -90,6 +91,7 @@ def logits(
     executor: ExecutorName = "staged",
     read_mode: ReadModeName = None,
     packed: PackedFile = None,
+    cache_home: CacheHome = None,
 ) -> None:
     """Write the logits of every token of a prompt: tensor `logits` [tokens, vocab], float32."""
     from edge0_ref.app.api import open_model
@@ -103,7 +105,7 @@ def logits(
         executor=executor,
         read_mode=read_mode,
         packed=packed,
-        cache=context.obj,
+        cache=cache_folder(cache_home),
         notify=tell,
     ) as opened:
         run_logits(opened, choose_prompt(prompt, prompt_ids), out)
