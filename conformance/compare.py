@@ -131,8 +131,12 @@ class Judge:
         distance = relative_l2(got, want)
         distance = math.inf if math.isnan(distance) else distance
         self._measure(blame, distance, distance / bound if bound else math.inf * distance, what)
-        if not distance <= min(bound, wall):
-            self.fail(what, f"relative L2 {distance:.3g}", f"at most {min(bound, wall):.3g}", blame)
+        limit = min(bound, wall)
+        if not distance <= limit:
+            # an element at least is off by more than an even share of what is allowed: a vector can say that
+            share = limit * (float(np.linalg.norm(want.ravel())) or 1.0) / math.sqrt(want.size)
+            evidence = Evidence(got, want, np.full(want.shape, share))
+            self.fail(what, f"relative L2 {distance:.3g}", f"at most {limit:.3g}", blame, evidence=evidence)
 
     def like_plain(self, got: np.ndarray, want: np.ndarray, plain: np.ndarray, what: str, blame: str = "") -> None:
         """Relative L2 of the whole, within a share of what plain arithmetic of the same profile loses."""

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -49,13 +50,21 @@ def place_of(error: jsonschema.ValidationError, content: Any) -> str:
 def read_file(path: Path) -> list[Case]:
     """The cases of one file. Raises VectorError."""
     try:
-        content = json.loads(path.read_text("utf-8"))
+        content = checked_content(path, path.stat().st_mtime_ns)
     except OSError as error:
         raise VectorError(f"{path}: {error.strerror or error}") from None
+    return [Case(case, content.get("shared", {})) for case in content["cases"]]
+
+
+@lru_cache(maxsize=64)
+def checked_content(path: Path, written: int) -> dict[str, Any]:
+    """Checking takes longer than running: a file as it was is not checked again. Raises VectorError, OSError."""
+    try:
+        content: dict[str, Any] = json.loads(path.read_text("utf-8"))
     except ValueError as error:
         raise VectorError(f"{path}: not JSON: {error}") from None
     check(content, str(path))
-    return [Case(case, content.get("shared", {})) for case in content["cases"]]
+    return content
 
 
 def read_files(paths: Sequence[Path]) -> tuple[list[Case], list[str]]:

@@ -253,8 +253,8 @@ class Counters:
     reads: experts asked for, also where a later hint made the read needless before it began, so that no counter but
     wait_seconds depends on threads; bytes_read: their bytes; hits: needed experts that were already in a slot;
     read_ahead: needed experts whose read had been asked for before the call that needed them; on_demand: needed experts
-    read by that call itself; evaluations: times a backend that builds graphs had them run and waited, 0 where everything
-    is computed at once.
+    read by that call itself; evaluations: times a backend that builds graphs had them run and waited, 0 where all is
+    computed at once.
     """
 
     bytes_read: int = 0

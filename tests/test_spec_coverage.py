@@ -106,7 +106,7 @@ def test_vectors_obey_their_schema(path: Path) -> None:
 
 def test_vectors_are_there_and_no_two_share_an_id() -> None:
     names = [str(case["id"]) for case in vector_cases()]
-    assert names
+    assert len(names) >= 400
     assert sorted(names) == sorted(set(names))
 
 

@@ -2,7 +2,7 @@
 
 import os
 import sys
-import time
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -77,12 +77,24 @@ def the_end_of_stdin_is_an_error(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_reply_does_not_wait_for_reads(patch: pytest.MonkeyPatch) -> None:
-    original = WireStore.read_into
+    original, reply, next_request, replied = WireStore.read_into, Wire.reply, Wire.next_request, threading.Event()
 
     def read_into(self: WireStore, expert: int, slot: np.ndarray) -> None:
-        time.sleep(0.2)
+        if threading.current_thread() is not threading.main_thread():
+            replied.wait(1)  # a call that needs the bytes has to go on in the end
         original(self, expert, slot)
 
+    def reply_first(self: Wire, message: Message) -> None:
+        reply(self, message)
+        replied.set()
+
+    def take(self: Wire) -> Message | None:
+        request = next_request(self)
+        replied.clear()
+        return request
+
+    patch.setattr(Wire, "reply", reply_first)
+    patch.setattr(Wire, "next_request", take)
     patch.setattr(WireStore, "read_into", read_into)
     patch.setattr(WireStore, "settle", lambda self, reads: None)
 
