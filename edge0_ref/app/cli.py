@@ -1,4 +1,4 @@
-"""The command `edge0`: how it starts, how errors leave the process, and the environment variables it reads.
+"""The command `edge0`: how it starts, and how errors leave the process. Its options are in `*_commands.py`.
 
 [ENG-065] Exit codes: 0; 2 for every error that edge0 names, in one line on stderr; 130 after Ctrl-C; 141 if nobody
 reads the output any more.
