@@ -71,6 +71,11 @@ def widen(values: Array) -> Float32[np.ndarray, "..."]:
     return np.ascontiguousarray(values, dtype=np.float32)
 
 
+def kernel_operand(values: Array) -> Array:
+    """The same values as kernels read them: float32 and bfloat16 patterns as they are, float16 widened."""
+    return widen(values) if values.dtype == np.float16 else values
+
+
 def narrow(values: Float32[np.ndarray, "..."], dtype: np.dtype) -> Array:
     """[NUM-004] float32 rounded once to `dtype` (float32, float16, or uint16 for bfloat16)."""
     if dtype == np.uint16:

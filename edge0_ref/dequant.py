@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from edge0_ref import kernels
-from edge0_ref.bits import narrow, pack_codes, unpack_codes, widen
+from edge0_ref.bits import kernel_operand, narrow, pack_codes, unpack_codes, widen
 from edge0_ref.contract import Array, QuantizedMatrix
 from edge0_ref.errors import ShapeError
 
@@ -23,7 +23,8 @@ def dequantize(matrix: QuantizedMatrix) -> Float32[np.ndarray, "rows cols"]:
     array([ 1. ,  0.5,  0. , -0.5], dtype=float32)
     """
     weights = np.empty((matrix.rows, matrix.cols), np.float32)
-    kernels.dequantize_rows(matrix.codes, widen(matrix.scales), widen(matrix.biases), matrix.bits, weights)
+    scales, biases = kernel_operand(matrix.scales), kernel_operand(matrix.biases)
+    kernels.dequantize_rows(matrix.codes, scales, biases, matrix.bits, weights)
     return weights
 
 

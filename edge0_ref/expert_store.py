@@ -12,6 +12,7 @@ from edge0_ref.contract import Array, ExpertLayout, ReadMode
 from edge0_ref.errors import CheckpointError, ReadError
 from edge0_ref.readers import RangeReader, open_reader
 
+EXPONENTS = {"float32": np.uint32(0x7F800000), "float16": np.uint16(0x7C00), "bfloat16": np.uint16(0x7F80)}
 COEFFICIENT_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -39,8 +40,10 @@ class FileExpertStore:
         readers: Mapping[Path, RangeReader],
     ) -> None:
         self.layer, self._num_experts, self._layout = layer, num_experts, layout
-        self._pieces, self._readers = pieces, readers
+        self._ranges = [(piece, readers[piece.path]) for piece in pieces]
+        self._readers = readers  # empty once they are closed
         self._first_coefficient = next(offset for _, part, _, offset, _ in layout.pieces() if part != "weight")
+        self._exponent = EXPONENTS[layout.coefficient_dtype]
 
     @property
     def num_experts(self) -> int:
@@ -57,10 +60,10 @@ class FileExpertStore:
         if not self._readers:
             raise ReadError(f"layer {self.layer} expert {expert}: the model's files are closed")
         view = slot.data
-        for piece in self._pieces:
+        for piece, reader in self._ranges:
             target = view[piece.slot_offset : piece.slot_offset + piece.nbytes]
             try:
-                self._readers[piece.path].read_into(piece.offset + expert * piece.stride, target)
+                reader.read_into(piece.offset + expert * piece.stride, target)
             except OSError as error:
                 raise ReadError(
                     f"layer {self.layer} expert {expert}: reading {piece.tensor} from {piece.path} failed: {error}"
@@ -69,12 +72,8 @@ class FileExpertStore:
 
     def _check(self, expert: int, slot: Array) -> None:
         """[STO-012] NaN or infinite scales are an error of the file, found at the first read of that expert."""
-        coefficients = slot[self._first_coefficient :].view(self._layout.numpy_coefficient)
-        if self._layout.coefficient_dtype == "bfloat16":
-            finite = bool(((coefficients & 0x7F80) != 0x7F80).all())
-        else:
-            finite = bool(np.isfinite(coefficients).all())
-        if not finite:
+        patterns = slot[self._first_coefficient :].view(self._exponent.dtype)
+        if ((patterns & self._exponent) == self._exponent).any():  # all ones: no finite number
             raise CheckpointError(f"layer {self.layer} expert {expert}: scales or biases hold NaN or infinity")
 
 

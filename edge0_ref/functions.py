@@ -65,7 +65,7 @@ def gelu(x: Vector) -> Vector:
 
 def l2_normalize(x: Float32[np.ndarray, "*batch size"], scale: float, epsilon: float) -> Vector:
     """[DEC-022] x * scale / sqrt(sum(x^2) + epsilon): epsilon is on the sum, not on the mean."""
-    wide = x.astype(np.float64)
-    squares = np.ascontiguousarray(wide * wide).reshape(-1, x.shape[-1])
-    sums = np.array([kernels.fold_sum(row, row.shape[0]) for row in squares]).reshape(*x.shape[:-1], 1)
-    return (wide * scale / np.sqrt(sums + epsilon)).astype(np.float32)
+    y = np.empty(x.shape, np.float32)
+    vectors = np.ascontiguousarray(x).reshape(-1, x.shape[-1])
+    kernels.l2_normalize(vectors, scale, epsilon, y.reshape(vectors.shape))
+    return y

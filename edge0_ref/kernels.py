@@ -48,6 +48,15 @@ def linear_float32(x, weight, y):
 
 @numba.njit(cache=True, nogil=True)
 @no_type_check
+def coefficient(stored, r, g):
+    """[NUM-004] One scale or bias as float32; 16-bit ones are bfloat16 patterns, the upper half of a float32."""
+    if stored.itemsize == 2:
+        return np.uint32(np.uint32(stored[r, g]) << np.uint32(16)).view(np.float32)
+    return np.float32(stored[r, g])
+
+
+@numba.njit(cache=True, nogil=True)
+@no_type_check
 def dequantize_row(codes, scales, biases, bits, r, row):
     """[DEQ-002] Row r of codes as bytes: 4-bit bytes hold two codes, the low nibble first.
 
@@ -55,8 +64,8 @@ def dequantize_row(codes, scales, biases, bits, r, row):
     """
     group = row.shape[0] // scales.shape[1]
     for g in range(scales.shape[1]):
-        scale = scales[r, g]
-        bias = biases[r, g]
+        scale = coefficient(scales, r, g)
+        bias = coefficient(biases, r, g)
         if bits == 4:
             first = g * (group // 2)
             for i in range(group // 2):
@@ -72,7 +81,7 @@ def dequantize_row(codes, scales, biases, bits, r, row):
 @numba.njit(cache=True, nogil=True)
 @no_type_check
 def dequantize_rows(codes, scales, biases, bits, weights):
-    """[DEQ-002] Codes uint8 [rows, bytes], scales and biases float32 [rows, groups] -> weights [rows, cols]."""
+    """[DEQ-002] Codes [rows, bytes] and what `coefficient` reads [rows, groups] -> weights [rows, cols], float32."""
     row = np.empty(weights.shape[1], np.float32)
     for r in range(weights.shape[0]):
         dequantize_row(codes, scales, biases, bits, r, row)
@@ -121,6 +130,20 @@ def rms_norm(x, weight, epsilon, y):
         root = math.sqrt(fold_sum(squares, size) / size + epsilon)
         for i in range(size):
             y[t, i] = np.float64(x[t, i]) / root * np.float64(weight[i])
+
+
+@numba.njit(cache=True, nogil=True)
+@no_type_check
+def l2_normalize(x, scale, epsilon, y):
+    """[DEC-022] `y = x * scale / sqrt(sum(x^2) + epsilon)` along the last axis of x [vectors, size]."""
+    size = x.shape[1]
+    squares = np.empty(size, np.float64)
+    for t in range(x.shape[0]):
+        for i in range(size):
+            squares[i] = np.float64(x[t, i]) * np.float64(x[t, i])
+        root = math.sqrt(fold_sum(squares, size) + epsilon)
+        for i in range(size):
+            y[t, i] = np.float64(x[t, i]) * scale / root
 
 
 @numba.njit(cache=True, nogil=True)
@@ -236,6 +259,7 @@ KERNELS = (
     dequantize_rows,
     weighted_sum,
     rms_norm,
+    l2_normalize,
     causal_conv,
     delta_rule,
     causal_attention,

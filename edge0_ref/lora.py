@@ -4,7 +4,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from edge0_ref import kernels
-from edge0_ref.bits import widen
+from edge0_ref.bits import kernel_operand, widen
 from edge0_ref.contract import Array, Lora, QuantizedMatrix
 from edge0_ref.errors import ShapeError
 
@@ -31,7 +31,8 @@ def _multiply(x: Activations, weight: QuantizedMatrix | Array) -> Outputs:
     x = np.ascontiguousarray(x, np.float32)
     y = np.empty((x.shape[0], rows), np.float32)
     if isinstance(weight, QuantizedMatrix):
-        kernels.linear_quantized(x, weight.codes, widen(weight.scales), widen(weight.biases), weight.bits, y)
+        scales, biases = kernel_operand(weight.scales), kernel_operand(weight.biases)
+        kernels.linear_quantized(x, weight.codes, scales, biases, weight.bits, y)
     else:
         kernels.linear_float32(x, widen(weight), y)
     return y

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge0_ref import kernels
+from edge0_ref.bits import float32_to_bfloat16
 from tests.ref.builders import Recipe, build
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -33,9 +34,14 @@ def drawer(seed: int) -> Draw:
     return draw
 
 
-def codes_and_coefficients(draw: Draw, rows: int, groups: int, bits: int) -> list[np.ndarray]:
-    packed = draw(rows, groups * 32 * bits // 32).view(np.uint8)
-    return [packed, draw(rows, groups), draw(rows, groups)]
+def codes_and_coefficients(draw: Draw, rows: int, groups: int, form: str) -> list[Any]:
+    """Codes as bytes, coefficients of the form's kind ("4_bfloat16"), and its bits."""
+    bits, kind = form.split("_")
+    packed = draw(rows, groups * int(bits)).view(np.uint8)
+    scales, biases = draw(rows, groups), draw(rows, groups)
+    if kind == "bfloat16":
+        scales, biases = float32_to_bfloat16(scales), float32_to_bfloat16(biases)
+    return [packed, scales, biases, int(bits)]
 
 
 def empty(*shape: int) -> np.ndarray:
@@ -44,21 +50,22 @@ def empty(*shape: int) -> np.ndarray:
 
 def arguments(name: str, draw: Draw, t: int, n: int, h: int) -> list[Any]:
     """Arguments of a kernel for sizes t (tokens), n (a length) and h (heads)."""
+    name, _, form = name.partition(":")
     match name:
         case "fold_sum":
             return [draw(n).astype(np.float64), n]
         case "linear_float32":
             return [draw(t, n), draw(h, n), empty(t, h)]
-        case "dequantize_rows_4" | "dequantize_rows_8":
-            bits = int(name[-1])
-            return [*codes_and_coefficients(draw, n, h, bits), bits, empty(n, 32 * h)]
-        case "linear_quantized_4" | "linear_quantized_8":
-            bits = int(name[-1])
-            return [draw(t, 32 * h), *codes_and_coefficients(draw, n, h, bits), bits, empty(t, n)]
+        case "dequantize_rows":
+            return [*codes_and_coefficients(draw, n, h, form), empty(n, 32 * h)]
+        case "linear_quantized":
+            return [draw(t, 32 * h), *codes_and_coefficients(draw, n, h, form), empty(t, n)]
         case "weighted_sum":
             return [draw(t, h, n), draw(t, h), empty(t, n)]
         case "rms_norm":
             return [draw(t, n), draw(n), 1e-6, empty(t, n)]
+        case "l2_normalize":
+            return [draw(t, n), 0.25, 1e-6, empty(t, n)]
         case "causal_conv":
             return [draw(t, n), draw(n, h + 1), draw(h, n), empty(t, n)]
         case "delta_rule":
@@ -71,8 +78,10 @@ def arguments(name: str, draw: Draw, t: int, n: int, h: int) -> list[Any]:
 
 
 NAMES = [kernel.__name__ for kernel in (kernels.fold_sum, *kernels.KERNELS)]
-CASES = [name for name in NAMES if name not in ("dequantize_rows", "linear_quantized")]
-CASES += [f"{name}_{bits}" for name in ("dequantize_rows", "linear_quantized") for bits in (4, 8)]
+QUANTIZED = ("dequantize_rows", "linear_quantized")
+FORMS = ("4_float32", "8_float32", "4_bfloat16", "8_bfloat16")
+CASES = [name for name in NAMES if name not in QUANTIZED]
+CASES += [f"{name}:{form}" for name in QUANTIZED for form in FORMS]
 
 
 @pytest.mark.spec("NUM-001")
@@ -80,7 +89,7 @@ CASES += [f"{name}_{bits}" for name in ("dequantize_rows", "linear_quantized") f
 @pytest.mark.parametrize("name", CASES)
 @given(seed=SEEDS, t=st.integers(1, 3), n=SIZES, h=st.integers(1, 3))
 def test_a_kernel_equals_its_own_source_to_the_bit(name: str, seed: int, t: int, n: int, h: int) -> None:
-    kernel = getattr(kernels, name.removesuffix("_4").removesuffix("_8"))
+    kernel = getattr(kernels, name.partition(":")[0])
     compiled, plain = (arguments(name, drawer(seed), t, n, h) for _ in range(2))
     with np.errstate(all="ignore"):  # NumPy scalars warn where compiled code does not
         results = kernel(*compiled), kernel.py_func(*plain)

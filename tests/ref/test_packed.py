@@ -164,7 +164,7 @@ def test_a_packed_expert_of_whole_blocks_goes_straight_into_a_slot(tmp_path: Pat
     pack(folder)
     files = open_experts(open_checkpoint(folder), "pread")
     for store in files.stores.values():
-        (piece,) = store._pieces
+        ((piece, _),) = store._ranges
         slots = page_rows(store.num_experts, store.layout.nbytes)
         assert slots.flags.c_contiguous
         assert all(is_aligned(piece.offset + e * piece.stride, slot.data) for e, slot in enumerate(slots))
