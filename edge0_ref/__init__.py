@@ -37,6 +37,7 @@ READING_ORDER = (
     "decoder",
     "backend",
     "lanes",
+    "fast_dense",
     "fast_linear",
     "fast_experts",
     "fast_kernels",

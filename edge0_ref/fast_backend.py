@@ -9,7 +9,7 @@ import numba
 import numpy as np
 from numba.np.ufunc.parallel import get_thread_count
 
-from edge0_ref import fast_experts, fast_kernels, fast_linear, kernels
+from edge0_ref import fast_dense, fast_experts, fast_kernels, fast_linear, kernels
 from edge0_ref.adapters import Adapters
 from edge0_ref.arithmetic import Arithmetic
 from edge0_ref.backend import OwningExecutor, ReferenceBackend
@@ -37,7 +37,7 @@ SMALL_WORK = 2**19  # multiplications; sharing out fewer takes longer than doing
 NOTHING = np.empty(0, np.uint16)
 KERNELS = (
     fast_linear.linear_quantized,
-    fast_linear.linear_dense,
+    fast_dense.linear_dense,
     fast_experts.run_experts,
     fast_kernels.causal_conv,
     fast_kernels.delta_rule,
@@ -130,7 +130,7 @@ class FastArithmetic(Arithmetic):
         words, kind = as_words(weight)
         y = np.empty((x.shape[0], weight.shape[0]), np.float32)
         self._share(x.size * weight.shape[0])
-        fast_linear.linear_dense(x, words, kind, y)
+        fast_dense.linear_dense(x, words, kind, y)
         if lora is None:
             return y
         update: Array = np.float32(lora.scale) * self._dense(self._dense(x, lora.down), lora.up)

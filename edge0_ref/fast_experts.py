@@ -6,7 +6,8 @@ import numba
 import numpy as np
 from numba import prange
 
-from edge0_ref.fast_linear import ROWS, arrange_token, linear_room, quantized_rows, room, room_for_arranged
+from edge0_ref.fast_dense import ROWS
+from edge0_ref.fast_linear import arrange_token, linear_room, quantized_rows, room, room_for_arranged
 
 
 def experts_room(positions: int, hidden: int, inner: int, size: int) -> int:

@@ -1,10 +1,14 @@
 """The `numba` backend's linear layers: int4 and int8 rows multiplied as they are stored, for one token or many.
 
     y[t, r] = sum over groups g of  scale[r, g] * (sum over c in g of code[r, c] * x[t, c])
-                                  + bias[r, g]  * (sum over c in g of x[t, c])
+            + sum over groups g of  bias[r, g]  * (sum over c in g of x[t, c])
 
 No row is dequantised. Coefficients are read as the 16-bit patterns they are, and the sums of x are taken once for all
 rows. A row meets four tokens at a time, with the same additions in the same order for each as for one alone.
+
+Most int4 codes are not even shifted. Sixteen words of eight codes are a block of 128 columns; masking nibble j out of
+a word leaves code * 16**j, which is a float32 as good as the code, and x comes divided by 16**j: both are exact. So
+that small x stay clear of subnormals, all x are 4096 times as large, and each row's sum is divided by that in the end.
 """
 
 from typing import no_type_check
@@ -13,32 +17,35 @@ import numba
 import numpy as np
 from numba import prange
 
+from edge0_ref.fast_dense import ROWS, add_dense_rows
 from edge0_ref.lanes import (
     BFLOAT16,
-    FLOAT32,
     WIDTH,
-    bfloat16s,
     codes,
-    float16s,
-    float32s,
+    fetch,
     high_codes,
+    last_nibbles,
     load,
     low_codes,
     multiply_add,
+    nibbles,
     number,
+    quarters,
     spread,
-    store,
     total,
     zeros,
 )
 
 FEW = 9  # tokens that are arranged sooner than a second thread wakes up
-ROWS = 32  # a thread takes this many rows at a time, so which rows share a block depends on no thread
+BLOCK = 8 * WIDTH  # columns of int4 codes in sixteen words
+RAISED = np.float32(16**3)  # the factor of all arranged x: the middle of 16**0 .. 16**6
+LOWERED, SIXTEENTH = np.float32(16**-3), np.float32(16**-1)
+AHEAD = 4096  # bytes of codes asked for in advance: without, a core waits for memory and computes by turns
 
 
 def linear_room(tokens: int, cols: int, size: int, rank: int) -> int:
     """How many float32 of scratch memory `linear_quantized` needs."""
-    return tokens * (cols + cols // size * WIDTH + rank)
+    return tokens * (cols + cols // size + rank)
 
 
 @numba.njit(cache=True, nogil=True)
@@ -51,103 +58,139 @@ def room(work, rows, cols):
 @numba.njit(cache=True, nogil=True)
 @no_type_check
 def room_for_arranged(work, tokens, cols, size):
-    """Room for activations as rows of codes meet them, for their sums by lane, and what is left of `work`."""
-    used, lanes = tokens * cols, tokens * (cols // size) * WIDTH
-    return room(work, tokens, cols), room(work[used:], tokens * (cols // size), WIDTH), work[used + lanes :]
+    """Room for activations as rows of codes meet them, for their sums by group, and what is left of `work`."""
+    used, groups = tokens * cols, cols // size
+    return room(work, tokens, cols), room(work[used:], tokens, groups), work[used + tokens * groups :]
 
 
 @numba.njit(cache=True, nogil=True)
 @no_type_check
 def arrange_token(x, t, bits, size, turned, sums):
-    """Token t as rows of codes meet it, turned [tokens, cols], and its sums by lane, sums [tokens * groups, 16].
+    """Token t as rows of codes meet it, turned [tokens, cols], and its sums by group, sums [tokens, groups].
 
-    A block of 16 bytes of int4 codes holds 32 columns, the even ones in the low nibbles and the odd ones in the high
-    nibbles: the even columns of each 32 go before the odd ones. int8 codes stand as they are.
+    Column 8 l + j of a block is code j of word l and goes to lane l of sixteen for j. Where less than a block is left,
+    16 bytes hold 32 columns, even ones in low nibbles, odd ones in high nibbles. int8 codes stand as they are.
     """
     cols = x.shape[1]
-    for c in range(0, cols, 2 * WIDTH):
+    whole = cols // BLOCK * BLOCK if bits == 4 else 0
+    for c in range(0, whole, BLOCK):
+        factor = RAISED
+        for j in range(8):
+            if j == 7:
+                factor = RAISED  # the one that is shifted
+            for i in range(WIDTH):
+                turned[t, c + j * WIDTH + i] = x[t, c + 8 * i + j] * factor
+            factor = factor * SIXTEENTH
+    for c in range(whole, cols, 2 * WIDTH):
         for i in range(WIDTH):
-            if bits == 4:
-                turned[t, c + i], turned[t, c + WIDTH + i] = x[t, c + 2 * i], x[t, c + 2 * i + 1]
-            else:
-                turned[t, c + i], turned[t, c + WIDTH + i] = x[t, c + i], x[t, c + WIDTH + i]
+            even, odd = (2 * i, 2 * i + 1) if bits == 4 else (i, WIDTH + i)
+            turned[t, c + i], turned[t, c + WIDTH + i] = x[t, c + even] * RAISED, x[t, c + odd] * RAISED
     one = spread(np.float32(1))
     for g in range(cols // size):
         group_sum = zeros()
         for c in range(g * size, (g + 1) * size, WIDTH):
-            group_sum = multiply_add(load(turned, t * cols + c), one, group_sum)
-        store(sums, (t * (cols // size) + g) * WIDTH, group_sum)
+            group_sum = multiply_add(load(x, t * cols + c), one, group_sum)
+        sums[t, g] = total(group_sum)
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
 @no_type_check
-def dot_of_one(packed, code, scales, scale, biases, bias, kind, bits, size, turned, sums, t):
-    """One row times token t. The row's bytes start at packed[code], its coefficients at scales[scale], biases[bias]."""
-    cols = turned.shape[1]
-    groups = cols // size
-    scaled, shifted = zeros(), zeros()
-    for g in range(groups):
-        part = zeros()
-        x = t * cols + g * size
-        if bits == 4:
-            first = code + g * (size // 2)
-            for i in range(size // 2 // WIDTH):
-                byte = first + i * WIDTH
-                part = multiply_add(low_codes(packed, byte), load(turned, x + 2 * i * WIDTH), part)
-                part = multiply_add(high_codes(packed, byte), load(turned, x + (2 * i + 1) * WIDTH), part)
-        else:
-            for i in range(size // WIDTH):
-                part = multiply_add(codes(packed, code + g * size + i * WIDTH), load(turned, x + i * WIDTH), part)
-        scaled = multiply_add(spread(number(scales, scale + g, kind)), part, scaled)
-        shifted = multiply_add(spread(number(biases, bias + g, kind)), load(sums, (t * groups + g) * WIDTH), shifted)
-    return total(multiply_add(spread(np.float32(1)), scaled, shifted))
+def dot_of_block(codes, turned, at):
+    """Eight sixteens of codes times the block of `turned` that starts at `at`."""
+    part = multiply_add(codes[0], load(turned, at), zeros())
+    part = multiply_add(codes[1], load(turned, at + WIDTH), part)
+    part = multiply_add(codes[2], load(turned, at + 2 * WIDTH), part)
+    part = multiply_add(codes[3], load(turned, at + 3 * WIDTH), part)
+    part = multiply_add(codes[4], load(turned, at + 4 * WIDTH), part)
+    part = multiply_add(codes[5], load(turned, at + 5 * WIDTH), part)
+    part = multiply_add(codes[6], load(turned, at + 6 * WIDTH), part)
+    return multiply_add(codes[7], load(turned, at + 7 * WIDTH), part)
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
 @no_type_check
-def dot_of_four(packed, code, scales, scale, biases, bias, kind, bits, size, turned, sums, t):
-    """One row times tokens t .. t + 3: codes are unpacked once, and each token's additions are those of one alone."""
-    cols = turned.shape[1]
-    groups = cols // size
-    scaled0, scaled1, scaled2, scaled3 = zeros(), zeros(), zeros(), zeros()
-    shifted0, shifted1, shifted2, shifted3 = zeros(), zeros(), zeros(), zeros()
-    for g in range(groups):
-        part0, part1, part2, part3 = zeros(), zeros(), zeros(), zeros()
-        x = t * cols + g * size
-        if bits == 4:
-            first = code + g * (size // 2)
-            for i in range(size // 2 // WIDTH):
-                even = low_codes(packed, first + i * WIDTH)
-                odd = high_codes(packed, first + i * WIDTH)
-                c = x + 2 * i * WIDTH
-                part0 = multiply_add(odd, load(turned, c + WIDTH), multiply_add(even, load(turned, c), part0))
-                c += cols
-                part1 = multiply_add(odd, load(turned, c + WIDTH), multiply_add(even, load(turned, c), part1))
-                c += cols
-                part2 = multiply_add(odd, load(turned, c + WIDTH), multiply_add(even, load(turned, c), part2))
-                c += cols
-                part3 = multiply_add(odd, load(turned, c + WIDTH), multiply_add(even, load(turned, c), part3))
-        else:
-            for i in range(size // WIDTH):
-                every = codes(packed, code + g * size + i * WIDTH)
-                c = x + i * WIDTH
-                part0 = multiply_add(every, load(turned, c), part0)
-                part1 = multiply_add(every, load(turned, c + cols), part1)
-                part2 = multiply_add(every, load(turned, c + 2 * cols), part2)
-                part3 = multiply_add(every, load(turned, c + 3 * cols), part3)
-        a, b = spread(number(scales, scale + g, kind)), spread(number(biases, bias + g, kind))
-        s, step = (t * groups + g) * WIDTH, groups * WIDTH
-        scaled0, shifted0 = multiply_add(a, part0, scaled0), multiply_add(b, load(sums, s), shifted0)
-        scaled1, shifted1 = multiply_add(a, part1, scaled1), multiply_add(b, load(sums, s + step), shifted1)
-        scaled2, shifted2 = multiply_add(a, part2, scaled2), multiply_add(b, load(sums, s + 2 * step), shifted2)
-        scaled3, shifted3 = multiply_add(a, part3, scaled3), multiply_add(b, load(sums, s + 3 * step), shifted3)
-    one = spread(np.float32(1))
+def block_codes(packed, at):
+    """The codes of a block as `dot_of_block` takes them."""
     return (
-        total(multiply_add(one, scaled0, shifted0)),
-        total(multiply_add(one, scaled1, shifted1)),
-        total(multiply_add(one, scaled2, shifted2)),
-        total(multiply_add(one, scaled3, shifted3)),
+        nibbles(packed, at, 0),
+        nibbles(packed, at, 1),
+        nibbles(packed, at, 2),
+        nibbles(packed, at, 3),
+        nibbles(packed, at, 4),
+        nibbles(packed, at, 5),
+        nibbles(packed, at, 6),
+        last_nibbles(packed, at),
     )
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+@no_type_check
+def block_numbers(words, first, kind, size):
+    """The scales of a block's groups, each in the lanes of its words; `first` is the block's first group."""
+    a = number(words, first, kind)
+    if size == BLOCK:
+        return spread(a)
+    b = number(words, first + 1, kind)
+    if size == BLOCK // 2:
+        return quarters(a, a, b, b)
+    return quarters(a, b, number(words, first + 2, kind), number(words, first + 3, kind))
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+@no_type_check
+def dot_of_pair(packed, code, c, bits, turned, at):
+    """Columns c .. c + 31 of a row that starts at packed[code], outside of blocks, times 32 of `turned`."""
+    if bits == 4:
+        even, odd = low_codes(packed, code + c // 2), high_codes(packed, code + c // 2)
+    else:
+        even, odd = codes(packed, code + c), codes(packed, code + c + WIDTH)
+    return multiply_add(odd, load(turned, at + WIDTH), multiply_add(even, load(turned, at), zeros()))
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+@no_type_check
+def add_rows_of_one(packed, code, scales, scale, kind, bits, size, turned, t, top, end, y):
+    """Rows top .. end - 1 times token t. Row 0's bytes start at packed[code], its scales at scales[scale]."""
+    cols = turned.shape[1]
+    whole, x = cols // BLOCK * BLOCK if bits == 4 else 0, t * cols
+    for r in range(top, end):
+        row, group, scaled = code + r * (cols * bits // 8), scale + r * (cols // size), zeros()
+        for c in range(0, whole, BLOCK):
+            fetch(packed, row + c // 2 + AHEAD)
+            factor, unpacked = block_numbers(scales, group + c // size, kind, size), block_codes(packed, row + c // 2)
+            scaled = multiply_add(factor, dot_of_block(unpacked, turned, x + c), scaled)
+        for c in range(whole, cols, 2 * WIDTH):
+            factor = spread(number(scales, group + c // size, kind))
+            scaled = multiply_add(factor, dot_of_pair(packed, row, c, bits, turned, x + c), scaled)
+        y[t, r] += total(scaled) * LOWERED
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+@no_type_check
+def add_rows_of_four(packed, code, scales, scale, kind, bits, size, turned, t, top, end, y):
+    """The same for tokens t .. t + 3: codes are unpacked once, and each token's additions are those of one alone."""
+    cols = turned.shape[1]
+    whole, x = cols // BLOCK * BLOCK if bits == 4 else 0, t * cols
+    for r in range(top, end):
+        row, group = code + r * (cols * bits // 8), scale + r * (cols // size)
+        scaled0, scaled1, scaled2, scaled3 = zeros(), zeros(), zeros(), zeros()
+        for c in range(0, whole, BLOCK):
+            factor, unpacked = block_numbers(scales, group + c // size, kind, size), block_codes(packed, row + c // 2)
+            at = x + c
+            scaled0 = multiply_add(factor, dot_of_block(unpacked, turned, at), scaled0)
+            scaled1 = multiply_add(factor, dot_of_block(unpacked, turned, at + cols), scaled1)
+            scaled2 = multiply_add(factor, dot_of_block(unpacked, turned, at + 2 * cols), scaled2)
+            scaled3 = multiply_add(factor, dot_of_block(unpacked, turned, at + 3 * cols), scaled3)
+        for c in range(whole, cols, 2 * WIDTH):
+            factor, at = spread(number(scales, group + c // size, kind)), x + c
+            scaled0 = multiply_add(factor, dot_of_pair(packed, row, c, bits, turned, at), scaled0)
+            scaled1 = multiply_add(factor, dot_of_pair(packed, row, c, bits, turned, at + cols), scaled1)
+            scaled2 = multiply_add(factor, dot_of_pair(packed, row, c, bits, turned, at + 2 * cols), scaled2)
+            scaled3 = multiply_add(factor, dot_of_pair(packed, row, c, bits, turned, at + 3 * cols), scaled3)
+        y[t, r] += total(scaled0) * LOWERED
+        y[t + 1, r] += total(scaled1) * LOWERED
+        y[t + 2, r] += total(scaled2) * LOWERED
+        y[t + 3, r] += total(scaled3) * LOWERED
 
 
 @numba.njit(cache=True, nogil=True)
@@ -160,47 +203,21 @@ def quantized_rows(packed, code, scales, scale, biases, bias, form, turned, sums
     """
     kind, bits, size = form[0], form[1], form[2]
     usual = kind == BFLOAT16 and bits == 4 and size == 64
-    row_bytes, groups = turned.shape[1] * bits // 8, turned.shape[1] // size
+    for t in range(first, last):
+        y[t, top:end] = 0
+        add_dense_rows(biases, bias, kind, sums, t, np.float32(1), top, end, y)
     t = first
     while t < last:
         four = t + 4 <= last
-        for r in range(top, end):
-            c, s, b = code + r * row_bytes, scale + r * groups, bias + r * groups
-            if four and usual:
-                y[t, r], y[t + 1, r], y[t + 2, r], y[t + 3, r] = dot_of_four(
-                    packed, c, scales, s, biases, b, BFLOAT16, 4, 64, turned, sums, t
-                )
-            elif four:
-                y[t, r], y[t + 1, r], y[t + 2, r], y[t + 3, r] = dot_of_four(
-                    packed, c, scales, s, biases, b, kind, bits, size, turned, sums, t
-                )
-            elif usual:
-                y[t, r] = dot_of_one(packed, c, scales, s, biases, b, BFLOAT16, 4, 64, turned, sums, t)
-            else:
-                y[t, r] = dot_of_one(packed, c, scales, s, biases, b, kind, bits, size, turned, sums, t)
+        if four and usual:
+            add_rows_of_four(packed, code, scales, scale, BFLOAT16, 4, 64, turned, t, top, end, y)
+        elif four:
+            add_rows_of_four(packed, code, scales, scale, kind, bits, size, turned, t, top, end, y)
+        elif usual:
+            add_rows_of_one(packed, code, scales, scale, BFLOAT16, 4, 64, turned, t, top, end, y)
+        else:
+            add_rows_of_one(packed, code, scales, scale, kind, bits, size, turned, t, top, end, y)
         t += 4 if four else 1
-
-
-@numba.njit(cache=True, nogil=True)
-@no_type_check
-def dense_dot(weight, row, kind, x, t):
-    """Row `row` of a weight in words times token t of x; columns beyond the last whole sixteen are added one by one."""
-    cols = x.shape[1]
-    whole = cols // WIDTH * WIDTH
-    first, token, sums = row * cols, t * cols, zeros()
-    if kind == FLOAT32:
-        for c in range(0, whole, WIDTH):
-            sums = multiply_add(float32s(weight, 2 * (first + c)), load(x, token + c), sums)
-    elif kind == BFLOAT16:
-        for c in range(0, whole, WIDTH):
-            sums = multiply_add(bfloat16s(weight, first + c), load(x, token + c), sums)
-    else:
-        for c in range(0, whole, WIDTH):
-            sums = multiply_add(float16s(weight, first + c), load(x, token + c), sums)
-    result = total(sums)
-    for c in range(whole, cols):
-        result += number(weight, first + c, kind) * x[t, c]
-    return result
 
 
 @numba.njit(cache=True, nogil=True)
@@ -208,8 +225,8 @@ def dense_dot(weight, row, kind, x, t):
 def prepare_token(x, t, form, turned, sums, down, lora_kind, low):
     """What all rows share of token t: its arrangement, and what the LoRA makes of it, low[t] = A x[t]."""
     arrange_token(x, t, form[1], form[2], turned, sums)
-    for j in range(low.shape[1]):
-        low[t, j] = dense_dot(down, j, lora_kind, x, t)
+    low[t, :] = 0
+    add_dense_rows(down, 0, lora_kind, x, t, np.float32(1), 0, low.shape[1], low)
 
 
 @numba.njit(cache=True, nogil=True)
@@ -218,10 +235,9 @@ def linear_block(block, packed, scales, biases, form, turned, sums, up, lora_kin
     """ROWS rows for every token, each with its own row of the LoRA added."""
     top, end = block * ROWS, min((block + 1) * ROWS, y.shape[1])
     quantized_rows(packed, 0, scales, 0, biases, 0, form, turned, sums, 0, y.shape[0], top, end, y)
-    for r in range(top, end):
-        if low.shape[1] > 0:
-            for t in range(y.shape[0]):
-                y[t, r] += lora_scale * dense_dot(up, r, lora_kind, low, t)
+    if low.shape[1] > 0:
+        for t in range(y.shape[0]):
+            add_dense_rows(up, 0, lora_kind, low, t, lora_scale, top, end, y)
 
 
 @numba.njit(cache=True, nogil=True, parallel=True)
@@ -242,19 +258,3 @@ def linear_quantized(x, packed, scales, biases, form, down, up, lora_kind, rank,
             prepare_token(x, t, form, turned, sums, down, lora_kind, low)
     for block in prange((y.shape[1] + ROWS - 1) // ROWS):
         linear_block(block, packed, scales, biases, form, turned, sums, up, lora_kind, lora_scale, low, y)
-
-
-@numba.njit(cache=True, nogil=True)
-@no_type_check
-def dense_block(block, x, weight, kind, y):
-    for r in range(block * ROWS, min((block + 1) * ROWS, y.shape[1])):
-        for t in range(x.shape[0]):
-            y[t, r] = dense_dot(weight, r, kind, x, t)
-
-
-@numba.njit(cache=True, nogil=True, parallel=True)
-@no_type_check
-def linear_dense(x, weight, kind, y):
-    """[DEQ-010] y = W x for a weight of float32, float16 or bfloat16 numbers, given as flat 16-bit words."""
-    for block in prange((y.shape[1] + ROWS - 1) // ROWS):
-        dense_block(block, x, weight, kind, y)

@@ -100,6 +100,19 @@ def emit_spread(builder: Any, value: Any) -> Any:
     return builder.shuffle_vector(first, first, every(WORDS, 0))
 
 
+def quarters(a: Any, b: Any, c: Any, d: Any) -> Any:
+    """Four numbers, each in four lanes."""
+    return np.repeat(np.array([a, b, c, d], np.float32), WIDTH // 4)
+
+
+@compiled_as(quarters, LANES, *[types.float32] * 4)
+def emit_quarters(builder: Any, *numbers: Any) -> Any:
+    held: Any = ir.Constant(FLOATS, ir.Undefined)
+    for place, one in enumerate(numbers):
+        held = builder.insert_element(held, one, ir.Constant(INDEX, place))
+    return builder.shuffle_vector(held, held, ir.Constant(WORDS, [lane // 4 for lane in range(WIDTH)]))
+
+
 def multiply_add(a: Any, b: Any, c: Any) -> Any:
     """a * b + c, rounded once. A product of two float32 is exact in float64; adding there rounds once more, rarely."""
     return (a.astype(np.float64) * b + c).astype(np.float32)
@@ -182,6 +195,46 @@ def emit_low_codes(builder: Any, data: Any, index: Any) -> Any:
 @compiled_as(high_codes, LANES, types.Array, types.Integer)
 def emit_high_codes(builder: Any, data: Any, index: Any) -> Any:
     return as_numbers(builder, builder.lshr(take(builder, data, index, BYTES), every(BYTES, 4)))
+
+
+def fetch(array: Any, index: Any) -> None:
+    """Tell the memory that the cache line of this byte is wanted soon; beyond the end of an array it means nothing."""
+
+
+@compiled_as(fetch, types.void, types.Array, types.Integer)
+def emit_fetch(builder: Any, data: Any, index: Any) -> Any:
+    kind = ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer(), INDEX, INDEX, INDEX])
+    ask = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+    read, keep, is_data = (ir.Constant(INDEX, number) for number in (0, 3, 1))
+    builder.call(ask, [builder.bitcast(builder.gep(data, [index]), ir.IntType(8).as_pointer()), read, keep, is_data])
+    return None
+
+
+def nibbles(array: Any, index: Any, place: Any) -> Any:
+    """Nibble `place`, 0 .. 6, of sixteen words of four bytes, as numbers: where it stands, so times 16**place."""
+    words = array.reshape(-1)[index : index + 4 * WIDTH].view(np.int32)
+    return (words & (15 << (4 * place))).astype(np.float32)
+
+
+def last_nibbles(array: Any, index: Any) -> Any:
+    """Nibble 7 of sixteen words, shifted down: where it stands it would be a sign."""
+    return (array.reshape(-1)[index : index + 4 * WIDTH].view(np.uint32) >> 28).astype(np.float32)
+
+
+@compiled_as(nibbles, LANES, types.Array, types.Integer, types.Integer)
+def emit_nibbles(builder: Any, data: Any, index: Any, place: Any) -> Any:
+    """Compiled with its place known this is one mask and one conversion."""
+    shift = builder.mul(builder.trunc(place, INDEX), ir.Constant(INDEX, 4))
+    mask = builder.insert_element(
+        ir.Constant(WORDS, ir.Undefined), builder.shl(ir.Constant(INDEX, 15), shift), ir.Constant(INDEX, 0)
+    )
+    masks = builder.shuffle_vector(mask, mask, every(WORDS, 0))
+    return builder.sitofp(builder.and_(take(builder, data, index, WORDS), masks), FLOATS)
+
+
+@compiled_as(last_nibbles, LANES, types.Array, types.Integer)
+def emit_last_nibbles(builder: Any, data: Any, index: Any) -> Any:
+    return builder.sitofp(builder.lshr(take(builder, data, index, WORDS), every(WORDS, 28)), FLOATS)
 
 
 def bfloat16s(array: Any, index: Any) -> Any:

@@ -80,9 +80,14 @@ def every_instruction(bytes_, words, numbers, index, y):
     lanes.store(y, 96, lanes.float16s(words, index))
     lanes.store(y, 112, lanes.float32s(words, 2 * index))
     lanes.store(y, 128, lanes.multiply_add(lanes.load(numbers, index), lanes.load(numbers, 0), lanes.load(numbers, 1)))
-    y[9, 0] = lanes.total(lanes.load(numbers, index))
+    for place in range(7):
+        lanes.store(y, 144 + 16 * place, lanes.nibbles(bytes_, index, place))
+    lanes.store(y, 256, lanes.last_nibbles(bytes_, index))
+    lanes.store(y, 272, lanes.quarters(numbers[index], numbers[0], numbers[1], numbers[2]))
+    y[18, 0] = lanes.total(lanes.load(numbers, index))
     for kind in range(3):
-        y[9, 1 + kind] = lanes.number(words, index, kind)
+        y[18, 1 + kind] = lanes.number(words, index, kind)
+    lanes.fetch(bytes_, index)  # changes nothing
 
 
 @compiled
@@ -93,9 +98,9 @@ def test_compiled_lanes_equal_their_own_source_to_the_bit(seed: int, index: int)
     patterns = rng.integers(0, 2**16, 80).astype(np.uint16)
     patterns[(patterns & 0x7C00) == 0x7C00] = 0x3C00  # no NaN or infinity of either kind
     patterns[(patterns & 0x7F80) == 0x7F80] = 0x3F80
-    codes = rng.integers(0, 256, 40).astype(np.uint8)
+    codes = rng.integers(0, 256, 84).astype(np.uint8)
     numbers = (rng.integers(-(2**10), 2**10, 40) / 8).astype(np.float32)  # sums and products are exact
-    results = [np.zeros((10, 16), np.float32) for _ in range(2)]
+    results = [np.zeros((19, 16), np.float32) for _ in range(2)]
     for run, y in zip((every_instruction, every_instruction.py_func), results, strict=True):
         run(codes, patterns, numbers, index, y)
     assert results[0].tobytes() == results[1].tobytes()
