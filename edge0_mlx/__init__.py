@@ -1,8 +1,9 @@
 """edge0 on MLX: the production backend for Apple silicon, which also runs, slowly, on Linux CPUs.
 
 A file named like one of `edge0_ref` is its twin: the same public names in the same order, as MLX operations. Comments
-are where MLX forces a difference. `device`, `arrays`, `slots` and `token_graph` have no twin: they hold what MLX needs
-and NumPy does not (where it runs, its arrays, memory a reader may write, compiled graphs).
+are where MLX forces a difference. Others have no twin: they hold what MLX needs and NumPy does not. `device`, `memory`
+and `arrays` are about where it runs and what it holds; `slots` about memory that a reader may write; `blocks`,
+`layers`, `heads` and `stretches` about the graph of a token, in as few compiled functions as the host allows.
 """
 
 from importlib.metadata import version

@@ -1,6 +1,7 @@
 """MLX as a backend: the same protocol any other implementation offers to conformance and to the engine."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
@@ -10,6 +11,7 @@ from edge0_mlx.dequant import dequantize, quantize
 from edge0_mlx.device import ActivationName, Device, default_device
 from edge0_mlx.executors import make_executor
 from edge0_mlx.lora import linear
+from edge0_mlx.memory import limit_memory
 from edge0_mlx.prerouter import predict
 from edge0_mlx.router import route
 from edge0_mlx.slots import Evaluations, host_memory
@@ -31,13 +33,16 @@ from edge0_ref.contract import (
 )
 from edge0_ref.prefetch import Prefetcher
 
+if TYPE_CHECKING:
+    from edge0_mlx.train.trainer import MlxTrainer
+
 
 class MlxBackend:
     """[BCK-001] MLX, on a GPU where there is one. Results of the contract are float32 whatever activations are."""
 
     name = "mlx"
     claims = frozenset(
-        ["dequant", "quantize", "linear", "lora", "router", "prerouter", "decoder", "mixer:kda", "mixer:mla"]
+        ["dequant", "quantize", "linear", "lora", "router", "prerouter", "decoder", "mixer:kda", "mixer:mla", "train"]
         + [f"executor:{kind}" for kind in EXECUTOR_KINDS]
     )
 
@@ -61,6 +66,10 @@ class MlxBackend:
         if host_memory(probe) is None:
             notes.append("this MLX gives no writable memory: every expert that is read is copied once more")
         return "; ".join(notes) or None
+
+    def limit_memory(self, budget: int | None) -> None:
+        """A plan's budget: MLX keeps within it, and keeps few freed buffers in any case."""
+        limit_memory(budget, self.device)
 
     def from_numpy(self, array: Array) -> mx.array:
         return from_numpy(array)
@@ -86,6 +95,12 @@ class MlxBackend:
 
     def executor(self, kind: ExecutorKind, store: ExpertStore, slots: int) -> "OwningExecutor":
         return OwningExecutor(kind, store, slots, self.device)
+
+    def trainer(self) -> "MlxTrainer":
+        """Stages of training, and whole sequences' logits."""
+        from edge0_mlx.train.trainer import MlxTrainer
+
+        return MlxTrainer()
 
     def decoder(
         self,
@@ -126,6 +141,6 @@ class OwningExecutor:
         self._prefetcher.close()
 
 
-def create() -> MlxBackend:
-    """Entry point of the group `edge0.backends`."""
-    return MlxBackend()
+def create(dtype: ActivationName | None = None) -> MlxBackend:
+    """Entry point of the group `edge0.backends`. dtype: of activations; None is what suits the device."""
+    return MlxBackend(dtype)

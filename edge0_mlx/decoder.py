@@ -1,139 +1,53 @@
 """The decoder: tokens in, logits out, one sequence at a time, and one evaluation a decoded token.
 
-    for layer N:  hidden, x = block(hidden)                  mixer and norms
+    for layer N:  hidden, x = mixer and norms
                   routing = what was predicted for N, known to the host since the last token,
                             or the router's choice, which costs an evaluation
-                  hidden = finish(hidden, x, experts(x, routing))
+                  hidden = hidden + experts(x, routing) + shared(x)
     evaluate logits and the predictions of all heads together, then hand the predictions to the read-ahead threads
 
 A layer that must ask its router waits for everything before it; what is waiting to be predicted is predicted then too.
 """
 
+import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from statistics import fmean, median
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 from jaxtyping import Float, Float32
 
 from edge0_mlx.arrays import to_numpy
-from edge0_mlx.blocks import (
-    Angles,
-    Arrays,
-    AttentionBlock,
-    Block,
-    DeltaBlock,
-    DenseFinish,
-    Mixed,
-    MoeFinish,
-    Norms,
-)
+from edge0_mlx.blocks import MoeFinish
 from edge0_mlx.dequant import embed
 from edge0_mlx.device import Device
 from edge0_mlx.executors import MlxExecutor, make_executor
 from edge0_mlx.heads import Heads, Pending, Predicted
-from edge0_mlx.mixers.attention import Attention
-from edge0_mlx.mixers.gated_delta import GatedDelta
-from edge0_mlx.mixers.kda import Kda
-from edge0_mlx.mixers.mla import Mla
+from edge0_mlx.layers import Layer
+from edge0_mlx.memory import measured_memory
 from edge0_mlx.mixers.norm import rms_norm
-from edge0_mlx.moe import GatedMlp, Moe
+from edge0_mlx.moe import Moe
 from edge0_mlx.prerouter import shift
 from edge0_mlx.slots import Evaluations
+from edge0_mlx.snapshots import State, arrays_of, state_of
+from edge0_mlx.stretches import Host, Pass, Stretches
 from edge0_mlx.weights import Weights
 from edge0_ref.adapters import Adapters
 from edge0_ref.checkpoint import Checkpoint
-from edge0_ref.config import (
-    AttentionConfig,
-    DenseConfig,
-    GatedDeltaConfig,
-    KdaConfig,
-    LayerConfig,
-    MlaConfig,
-    MoeConfig,
-)
 from edge0_ref.contract import Array, Counters, ExecutorKind, Observe, Plan, Routing, RoutingSource
 from edge0_ref.errors import NonFiniteError, UsageError
 from edge0_ref.packed import open_experts
 from edge0_ref.prefetch import Prefetcher
 
 Activations = Float[mx.array, "tokens hidden"]
+MEASURED_STEPS = 64  # what `measures` tells about
 
 
 def keep(layer: int, position: int, routing: Routing) -> Routing:
     """What routers and heads chose is what is executed."""
     return routing
-
-
-@dataclass
-class State:
-    """Everything that makes a position: mixer states, and what the prerouter carries from token to token.
-
-    executed: layer -> experts [k] it executed for the last token; predicted: layer -> routing of the next token.
-    """
-
-    mixers: list[Any]
-    position: int = 0
-    executed: dict[int, Array] = field(default_factory=dict)
-    predicted: dict[int, Predicted] = field(default_factory=dict)
-
-    def copy(self) -> "State":
-        """Its parts are never changed, only replaced, so they need no copies."""
-        return State(list(self.mixers), self.position, dict(self.executed), dict(self.predicted))
-
-
-class Layer:
-    """Weights of one decoder layer, as graphs; the executors of its experts are the decoder's."""
-
-    def __init__(self, weights: Weights, number: int, config: LayerConfig, top_k: int, following: Block | None) -> None:
-        self.number = number
-        epsilon = weights.checkpoint.config.norm_epsilon
-        norms = Norms(weights.vector(config.mixer_norm), weights.vector(config.mlp_norm), epsilon)
-        mixer, mlp = make_mixer(weights, config, epsilon), make_mlp(weights, number, config, top_k)
-        self.block: Block = (
-            DeltaBlock(mixer, norms) if isinstance(mixer, GatedDelta | Kda) else AttentionBlock(mixer, norms)
-        )
-        self.finish = MoeFinish(mlp, following) if isinstance(mlp, Moe) else DenseFinish(mlp)
-
-
-def make_layers(weights: Weights, top_k: int) -> list[Layer]:
-    """Last layer first: one token's graph of a layer reaches into the layer that follows."""
-    layers: list[Layer] = []
-    for number, config in reversed(list(enumerate(weights.checkpoint.config.layers))):
-        layers.append(Layer(weights, number, config, top_k, layers[-1].block if layers else None))
-    return layers[::-1]
-
-
-def make_mixer(weights: Weights, config: LayerConfig, epsilon: float) -> Attention | GatedDelta | Kda | Mla:
-    match config.mixer:
-        case AttentionConfig():
-            return Attention(weights, config.mixer_path, config.mixer, epsilon)
-        case GatedDeltaConfig():
-            return GatedDelta(weights, config.mixer_path, config.mixer, epsilon)
-        case KdaConfig():
-            return Kda(weights, config.mixer_path, config.mixer, epsilon)
-        case MlaConfig():
-            return Mla(weights, config.mixer_path, config.mixer, epsilon)
-
-
-def make_mlp(weights: Weights, number: int, config: LayerConfig, top_k: int) -> Moe | GatedMlp:
-    match config.mlp:
-        case MoeConfig():
-            return Moe(weights, number, config.mlp_path, config.mlp, top_k)
-        case DenseConfig():
-            return GatedMlp(weights, config.mlp_path)
-
-
-class Call(NamedTuple):
-    """What the layers of one call share. angles: computed by the first layer that needs them."""
-
-    executors: Mapping[int, MlxExecutor]
-    predicted: Mapping[int, Predicted]
-    angles: Angles
-
-
-Begun = Arrays | None  # what has been built of a layer's block already
 
 
 class MlxDecoder:
@@ -156,11 +70,25 @@ class MlxDecoder:
         self.embedding = weights.linear(config.embedding)
         self.head = self.embedding if config.head == config.embedding else weights.linear(config.head)
         self.final_norm = weights.vector(config.final_norm)
-        self.layers = make_layers(weights, plan.top_k)
+        self.layers = [
+            Layer(weights, number, layer, config.norm_epsilon, plan.top_k) for number, layer in enumerate(config.layers)
+        ]
         experts = {layer.number: layer.finish.moe for layer in self.layers if isinstance(layer.finish, MoeFinish)}
         self.heads = Heads(adapters.heads, {number: moe.spec for number, moe in experts.items()})
-        self._logits_of_one = mx.compile(self._logits)
+        self._embed_one, self._logits_of_one = mx.compile(self._embed), mx.compile(self._logits)
+        self._stretches = Stretches()
+        self._host = Host(
+            choose=self._choose,
+            executed=self._predict_next,
+            owners=frozenset(self.heads.owners),
+            note=self._note,
+            observed=observe is not None,
+            evaluations=self.evaluations,
+            stretches=self._stretches,
+            submits=device.gpu,
+        )
         self._pending: list[Pending] = []
+        self._steps: deque[tuple[float, int]] = deque(maxlen=MEASURED_STEPS)  # seconds of the host, evaluations
         self.state, self._interrupted = self._new_state(), False
         self._files = open_experts(checkpoint, plan.read_mode)
         self._prefetcher = Prefetcher(plan.reader_threads)
@@ -196,9 +124,26 @@ class MlxDecoder:
 
     def step(self, token: int) -> Float32[mx.array, " vocab"]:
         """Append one token, routed by the predictions made for its position where there are any."""
+        start, waited, evaluations = time.perf_counter(), self._waited, self.counters.evaluations
         self._check([token])
         hidden = self._forward([token], self._decode)
-        return self._evaluated_logits(self._logits_of_one(hidden))[0]
+        logits = self._evaluated_logits(self._logits_of_one(hidden))[0]
+        seconds = time.perf_counter() - start - (self._waited - waited)
+        self._steps.append((seconds, self.counters.evaluations - evaluations))
+        return logits
+
+    @property
+    def _waited(self) -> float:
+        """Seconds so far in which this thread waited for graphs or reads."""
+        return self.evaluations.seconds + self.counters.wait_seconds
+
+    def measures(self) -> Mapping[str, float]:
+        """[ENG-070] graph_build: what the host does in a step besides waiting for graphs and reads; median."""
+        if not self._steps:
+            return measured_memory()
+        seconds, evaluations = zip(*self._steps, strict=True)
+        steps = {"graph_build_ms_per_token": median(seconds) * 1e3, "evaluations_per_token": fmean(evaluations)}
+        return {**steps, **measured_memory()}
 
     def _chunks(self, tokens: Sequence[int], every: bool) -> Iterator[mx.array]:
         """[PRE-008] Logits of a prompt, chunk by chunk; of its very last token only, unless `every` is wanted.
@@ -232,69 +177,21 @@ class MlxDecoder:
                 f"context full: {self.position} tokens and {len(tokens)} more, room for {self.plan.context}"
             )
 
-    def _forward(self, tokens: Sequence[int], executors: dict[int, MlxExecutor]) -> Activations:
+    def _forward(self, tokens: Sequence[int], executors: Mapping[int, MlxExecutor]) -> Activations:
         """[DEC-041] The graph of the hidden states after the last layer. An error leaves a half-advanced state."""
         self._interrupted = True
-        hidden = embed(self.embedding.weight, mx.array(list(tokens))).astype(self._device.activations)
+        hidden = (self._embed_one if len(tokens) == 1 else self._embed)(mx.array(list(tokens)))
         self._note("embedding", -1, hidden)
         consumed, self.state.predicted = self.state.predicted, {}
-        call = Call(executors, consumed, {})
-        begun: Begun = None
-        for layer in self.layers:
-            hidden, begun = self._run_layer(layer, hidden, begun, call)
-            if executors is not self._decode and layer.number in executors:
-                executors[layer.number].close()  # a layer's prefill memory is the next layer's
-            elif self._device.gpu:
-                # its slots are full: it may run while the next layer is built and waits for its own
-                self.evaluations.submit(hidden)
+        self._next = self.position + len(tokens)  # whose routing this call predicts
+        decodes = executors is self._decode
+        call = Pass(hidden, self.state.mixers, consumed, executors, self._host, keeps_slots=decodes)
+        hidden = call.through(self.layers)
         self.state.position += len(tokens)
         return hidden
 
-    def _run_layer(self, layer: Layer, hidden: Activations, begun: Begun, call: Call) -> tuple[Activations, Begun]:
-        """Hidden states after a layer, and what has been built of the next one already."""
-        number, mixers = layer.number, self.state.mixers
-        if begun is None:
-            mixed, mixers[number] = layer.block(hidden, mixers[number], call.angles)
-        else:
-            mixed, mixers[number] = layer.block.end(hidden, begun, mixers[number])
-        self._note("mixer_output", number, mixed.mixed)
-        match layer.finish:
-            case MoeFinish():
-                hidden, begun = self._run_moe(layer.finish, mixed, call)
-            case DenseFinish():
-                (dense, hidden), begun = layer.finish(mixed.hidden, mixed.x), None
-                self._note("dense_output", number, dense)
-        self._note("layer_output", number, hidden)
-        return hidden, begun
-
-    def _run_moe(self, finish: MoeFinish, mixed: Mixed, call: Call) -> tuple[Activations, Begun]:
-        number = finish.moe.layer
-        executor = call.executors[number]
-        self._note("moe_input", number, mixed.x)
-        predicted = call.predicted.get(number)
-        if predicted is None:
-            routing = self.routing_source(number, self.position, self._choose(finish.moe, mixed.x))
-        else:
-            routing = predicted.routing
-        self._note("routing", number, routing)
-        held = executor.hold(routing)
-        if held is None:
-            routed = executor(mixed.x, routing)
-            shared, hidden = finish(mixed.hidden, mixed.x, routed)
-            begun: Begun = None
-        else:
-            following = self.state.mixers[number + 1] if number + 1 < len(self.layers) else None
-            weights = predicted.weights if predicted else mx.array(routing.weights)
-            routed, shared, hidden, *rest = finish.between(held, weights, mixed, following, call.angles)
-            self.evaluations.reads_slots_of(executor, routed)
-            begun = tuple(rest) or None
-        self._note("experts_output", number, routed)
-        if self._observe is not None:
-            self._note("resident", number, executor.resident)
-        self._note("shared_output", number, shared)
-        if number in self.heads:
-            self._predict_next(number, mixed.x, routing)
-        return hidden, begun
+    def _embed(self, tokens: mx.array) -> Activations:
+        return embed(self.embedding.weight, tokens).astype(self._device.activations)
 
     def _choose(self, moe: Moe, x: Activations) -> Routing:
         """The router's choice: an evaluation, in which predictions that wait are made as well."""
@@ -303,7 +200,8 @@ class MlxDecoder:
         experts, weights = moe.route(logits)
         self._evaluate(logits, experts, weights)
         moe.check(to_numpy(logits))
-        return Routing(np.array(experts).astype(np.int64), np.array(weights))
+        chosen = Routing(np.array(experts).astype(np.int64), np.array(weights))
+        return self.routing_source(moe.layer, self.position, chosen)
 
     def _predict_next(self, number: int, x: Activations, routing: Routing) -> None:
         """[PRE-007] Every position predicts from the executed experts; only the newest prediction is kept."""
@@ -328,8 +226,11 @@ class MlxDecoder:
         self.evaluations.run(arrays, states, [(p.logits, p.experts, p.weights) for p in predictions])
         for made in predictions:
             for consumer, predicted in made.routings().items():
+                routing = self.routing_source(consumer, self._next, predicted.routing)
+                if routing is not predicted.routing:
+                    predicted = Predicted(routing, mx.array(routing.weights))
                 self.state.predicted[consumer] = predicted
-                self._decode[consumer].prepare(predicted.routing.experts[0].tolist())
+                self._decode[consumer].prepare(routing.experts[0].tolist())
 
     def _logits(self, hidden: Activations) -> Float32[mx.array, "tokens vocab"]:
         return self.head(rms_norm(hidden, self.final_norm, self.config.norm_epsilon)).astype(mx.float32)
@@ -350,6 +251,8 @@ class MlxDecoder:
     def _forget(self) -> None:
         """Of a call that failed half-way, nothing is left."""
         self.evaluations.forget()
+        if self._interrupted:
+            self._stretches.forget()  # what failed may have let go of its slots
         self._pending, self._interrupted = [], False
 
     def reset(self) -> None:
@@ -368,8 +271,17 @@ class MlxDecoder:
         for layer, predicted in state.predicted.items():
             self._decode[layer].prepare(predicted.routing.experts[0].tolist())
 
+    def arrays_of(self, state: State) -> dict[str, Array]:
+        """A snapshot as named arrays."""
+        return arrays_of(state)
+
+    def state_of(self, arrays: Mapping[str, Array]) -> State:
+        """The snapshot that such arrays were made from, by any decoder of the same model."""
+        return state_of(arrays, self._new_state().mixers)
+
     def close(self) -> None:
         self._forget()
+        self._stretches.forget()
         for executors in (self._decode, self._prefill):
             for executor in executors.values():
                 executor.close()

@@ -27,7 +27,7 @@ class Places(NamedTuple):
 
 
 def run_experts(
-    x: Float[mx.array, "rows 1 hidden"],
+    x: Float[mx.array, "*rows 1 hidden"],
     bank: Matrices,
     slots: UInt32[mx.array, "*places"],
     places: Places,

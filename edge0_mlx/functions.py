@@ -33,7 +33,7 @@ def gelu(x: Vector) -> Vector:
     return (wide * (1.0 + mx.erf(wide * math.sqrt(0.5))) * 0.5).astype(x.dtype)
 
 
-def l2_normalize(x: Float[mx.array, "*batch size"], scale: float, epsilon: float) -> Vector:
+def l2_normalize(x: Float[mx.array, "*batch size"], scale: float | mx.array, epsilon: float) -> Vector:
     """[DEC-022] x * scale / sqrt(sum(x^2) + epsilon): epsilon is on the sum, not on the mean."""
     wide = x.astype(mx.float32)
     return (wide * (scale * mx.rsqrt((wide * wide).sum(-1, keepdims=True) + epsilon))).astype(x.dtype)

@@ -35,7 +35,7 @@ class Predicted(NamedTuple):
 
 
 class Predictions(NamedTuple):
-    """Of layers in `owners`, in order: logits [heads, 1, experts], experts and weights [heads, 1, k]."""
+    """Of layers in `owners`, in order: logits [heads, experts], experts and weights [heads, k]."""
 
     owners: Sequence[int]
     logits: mx.array
@@ -44,17 +44,22 @@ class Predictions(NamedTuple):
 
     def routings(self) -> dict[int, "Predicted"]:
         """Consumer -> routing, once evaluated. Raises NonFiniteError naming owner and consumer."""
-        logits, weights = np.array(self.logits), np.array(self.weights)
-        experts = np.array(self.experts).astype(np.int64)
-        for owner, row in zip(self.owners, logits, strict=True):
-            try:
-                check_logits(row, experts.shape[-1])
-            except NonFiniteError as error:
-                raise NonFiniteError(f"layer {owner} predicting for layer {owner + 1}: {error}") from None
+        self._check(np.array(self.logits))
+        experts, weights = np.array(self.experts).astype(np.int64), np.array(self.weights)
         rows = mx.split(self.weights, len(self.owners))
         return {
-            owner + 1: Predicted(Routing(experts[i], weights[i]), rows[i][0]) for i, owner in enumerate(self.owners)
+            owner + 1: Predicted(Routing(experts[i : i + 1], weights[i : i + 1]), rows[i])
+            for i, owner in enumerate(self.owners)
         }
+
+    def _check(self, logits: Array) -> None:
+        if np.isfinite(logits).all():
+            return
+        for owner, row in zip(self.owners, logits, strict=True):
+            try:
+                check_logits(row[None], 1)
+            except NonFiniteError as error:
+                raise NonFiniteError(f"layer {owner} predicting for layer {owner + 1}: {error}") from None
 
 
 class Heads:
@@ -93,19 +98,19 @@ class Heads:
 
     def _predict_one(self, pending: Pending) -> Predictions:
         executed, before = (mx.array(ids[None]) for ids in (pending.executed, pending.executed_before))
-        logits = self.logits(pending.owner, pending.x, executed, before)[None]
+        logits = self.logits(pending.owner, pending.x, executed, before)
         return Predictions([pending.owner], logits, *routing_from_prediction(logits, self._specs[pending.owner]))
 
     def _run_stacked(self, x: list[mx.array], executed: mx.array, before: mx.array) -> tuple[mx.array, ...]:
         rows = mx.concatenate(x)[:, None]  # a stack of as many arrays would be as many nodes more
         features = build_features(rows, executed, before, self._together.linear.shape[-1])
-        logits = predict(self._together, features)
+        logits = predict(self._together, features)[:, 0]
         return logits, *routing_from_prediction(logits, self._specs[self.owners[0]])
 
 
 def stacked(ids: Sequence[Array]) -> mx.array:
     """int32 [heads, 1, k]."""
-    return mx.array(np.stack(ids)[:, None].astype(np.int32))
+    return mx.array(np.concatenate(ids).astype(np.int32).reshape(len(ids), 1, -1))
 
 
 def without_bias(spec: RouterSpec) -> RouterSpec:

@@ -6,6 +6,8 @@ Every shape but the number of tokens is the model's; a token more is a node more
 import mlx.core as mx
 from jaxtyping import Float, Float32
 
+Rows = tuple[Float[mx.array, "1 channels"], ...]
+
 
 def rms_norm(x: Float[mx.array, "*batch size"], weight: mx.array, epsilon: float) -> Float[mx.array, "*batch size"]:
     """[DEC-001] x / sqrt(mean(x^2) + epsilon) * weight; MLX computes it in float32."""
@@ -13,20 +15,24 @@ def rms_norm(x: Float[mx.array, "*batch size"], weight: mx.array, epsilon: float
 
 
 def causal_conv(
-    x: Float[mx.array, "tokens channels"], taps: Float[mx.array, "kernel channels"], state: mx.array
-) -> tuple[Float[mx.array, "tokens channels"], Float[mx.array, "history channels"]]:
+    x: Float[mx.array, "tokens channels"], taps: Rows, state: Rows
+) -> tuple[Float[mx.array, "tokens channels"], Rows]:
     """[DEC-020] Depthwise causal convolution, and the state after it; the last tap meets the newest row.
 
-    taps lie kernel first, so that a tap is a row; the sum runs from the oldest row to the newest.
+    taps and state are rows [1, channels] of their own, oldest first: a token then moves nothing, and its sum is one
+    operation for `mx.compile`.
     """
-    tokens, kernel = x.shape[0], taps.shape[0]
-    rows = mx.concatenate([state, x])
+    tokens, history = x.shape[0], len(state)
     if tokens == 1:
-        return (rows * taps).sum(axis=0, keepdims=True), rows[1:]
-    y = rows[:tokens] * taps[0]
-    for j in range(1, kernel):
-        y = y + rows[j : j + tokens] * taps[j]
-    return y, rows[tokens:]
+        rows = [*state, x]
+    else:
+        padded = mx.concatenate([*state, x])
+        rows = [padded[j : j + tokens] for j in range(history + 1)]
+        state = tuple(mx.contiguous(row) for row in mx.split(padded[tokens:], history))  # not a view of the prompt
+    y = rows[0] * taps[0]
+    for row, tap in zip(rows[1:], taps[1:], strict=True):
+        y = y + row * tap
+    return y, (*state[1:], x) if tokens == 1 else state
 
 
 def delta_rule(
@@ -36,7 +42,7 @@ def delta_rule(
     beta: Float32[mx.array, "tokens key_heads share 1 1"],
     decay: Float32[mx.array, "tokens key_heads share 1 key_size_or_1"],
     state: Float32[mx.array, "1 key_heads share value_size key_size"],
-) -> tuple[Float32[mx.array, "tokens key_heads share value_size 1"], mx.array]:
+) -> tuple[Float32[mx.array, "tokens key_heads share value_size"], mx.array]:
     """[DEC-021] The gated delta rule, one token after the other: outputs, and the state after the last.
 
     state = state * decay;  delta = (v - state k) * beta;  state = state + delta k^T;  y = state q
@@ -51,7 +57,7 @@ def delta_rule(
         state = state * dt
         remembered = (state * kt).sum(axis=-1, keepdims=True)
         state = state + (vt - remembered) * bt * kt
-        outputs.append((state * qt).sum(axis=-1, keepdims=True))
+        outputs.append((state * qt).sum(axis=-1))
     return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs), state
 
 

@@ -4,6 +4,7 @@ A reader thread sees a bank as bytes and never touches MLX. A graph sees the sam
 it is evaluated, not when it is built: before a slot gets new bytes, every graph that may read it must have run.
 """
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -24,17 +25,19 @@ class Evaluations:
     """Evaluates, counts, and knows which graphs over slots have been built and not run."""
 
     def __init__(self, counters: Counters) -> None:
-        self._counters = counters
+        self._counters, self.seconds = counters, 0.0
         self._open: dict[int, list[mx.array]] = {}
 
     def run(self, *arrays: Any) -> None:
         """Evaluate arrays, or trees of them, and every open graph. Raises BackendError, out of memory say."""
         self._counters.evaluations += 1
         opened, self._open = self._open, {}
+        start = time.perf_counter()
         try:
             mx.eval(arrays, list(opened.values()))
         except (RuntimeError, MemoryError) as error:
             raise BackendError(f"MLX could not evaluate: {error}") from error
+        self.seconds += time.perf_counter() - start
 
     def submit(self, array: mx.array) -> None:
         """Let a GPU begin with this; nobody waits."""
@@ -115,7 +118,7 @@ class Bank:
     def run_one(self, x: mx.array, slots: mx.array, weights: mx.array) -> mx.array:
         """[EXE-004] One token, x [1, hidden]; slots [k]; weights [1, k]: the weighted sum is a product."""
         places = Places.of(np.zeros(slots.shape))  # a constant of the compiled function
-        outputs = run_experts(x[None], self.matrices, slots, places)
+        outputs = run_experts(x, self.matrices, slots, places)
         summed = mx.matmul(weights, outputs.reshape(slots.size, -1).astype(mx.float32))
         return summed.astype(x.dtype)
 

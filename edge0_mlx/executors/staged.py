@@ -64,10 +64,17 @@ class StagedExecutor:
 
         With 2K slots it takes one, whatever is resident: the same function then runs every token.
         """
-        if routing.tokens > 1 or 2 * routing.experts.shape[1] > self._slots or (self._bank and self._bank.copies):
+        tokens, k = routing.experts.shape
+        if tokens > 1 or 2 * k > self._slots or (self._bank and self._bank.copies):
             return None
-        ((bank, group),) = self._groups(routing)
-        return Held(bank, bank_slots(group, routing))
+        experts, slot_of = routing.experts[0].tolist(), self._table.slot_of
+        slots = [slot_of.get(expert) for expert in experts]
+        if None in slots or not self._reads.keys().isdisjoint(slots):
+            ((bank, group),) = self._groups(routing)
+            return Held(bank, bank_slots(group, routing))
+        self._table.call_resident(experts)  # as `_groups` does, if nothing is to be read or waited for
+        self._count_hits(self._ahead.intersection(experts) if self._ahead else self._ahead, k)
+        return Held(self._allocated(), mx.array(slots, mx.uint32))
 
     def _groups(self, routing: Routing) -> Iterator[tuple[Bank, dict[int, int]]]:
         """Expert -> slot of all experts of a call, in groups that are in slots at the same time.
@@ -86,7 +93,8 @@ class StagedExecutor:
                     group = {}
                 for placement in placements:
                     self._read(placement, "now")
-                self._wait_for(ready, group)
+                self._wait_for(ready)
+                group |= {expert: self._table.slot_of[expert] for expert in ready}
                 self.counters.on_demand += len(placements)
                 ready, missing = [p.expert for p in placements], missing[len(placements) :]
         finally:
@@ -122,22 +130,27 @@ class StagedExecutor:
         self.counters.reads += 1
         self.counters.bytes_read += slot.bytes.nbytes
 
-    def _wait_for(self, experts: Sequence[int], group: dict[int, int]) -> None:
-        """Add experts to `group`, with their slots, as soon as their bytes are there."""
-        table, reads = self._table, self._reads
+    def _wait_for(self, experts: Sequence[int]) -> None:
+        """Until the bytes of all are there; those met before a read fails count as used."""
+        table, reads, met = self._table, self._reads, len(experts)
         try:
-            for expert in experts:
-                slot = table.slot_of[expert]
-                if slot in reads:
-                    self._end_read(expert, slot)
-                group[expert] = slot
-                table.use(expert)
+            for place, expert in enumerate(experts):
+                if table.slot_of[expert] in reads:
+                    met = place
+                    self._end_read(expert, table.slot_of[expert])
+            met = len(experts)
         finally:
-            met = [expert for expert in experts if expert in group and table.was_resident(expert)]
-            ahead = self._ahead.intersection(met)
+            used = experts[:met]
+            table.use_all(used)
+            ready = table.ready_at_call.intersection(used)
+            self._count_hits(self._ahead & ready, len(ready))
+
+    def _count_hits(self, ahead: set[int], ready: int) -> None:
+        """Of `ready` experts that were in slots, those in `ahead` are there because they were read ahead."""
+        if ahead:
             self._ahead -= ahead
             self.counters.read_ahead += len(ahead)
-            self.counters.hits += len(met) - len(ahead)
+        self.counters.hits += ready - len(ahead)
 
     def _end_read(self, expert: int, slot: int) -> None:
         try:

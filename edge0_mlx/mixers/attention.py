@@ -1,5 +1,6 @@
 """Gated softmax attention with grouped key-value heads (Qwen3.5: every fourth layer)."""
 
+from functools import cache
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -49,8 +50,16 @@ def rotary_angles(positions: Array, size: int, theta: float) -> Float64[np.ndarr
 
     That rules `mx.fast.rope` out.
     """
-    frequencies = theta ** (-np.arange(0, size, 2, dtype=np.float64) / size)
-    return positions[:, None].astype(np.float64) * frequencies
+    angles: Float64[np.ndarray, "tokens half"] = positions[:, None].astype(np.float64) * _frequencies(size, theta)
+    return angles
+
+
+@cache
+def _frequencies(size: int, theta: float) -> Float64[np.ndarray, " half"]:
+    """Of every token the same."""
+    frequencies: Float64[np.ndarray, " half"] = theta ** (-np.arange(0, size, 2, dtype=np.float64) / size)
+    frequencies.setflags(write=False)
+    return frequencies
 
 
 def cos_and_sin(angles: Float64[np.ndarray, "tokens half"]) -> tuple[mx.array, mx.array]:

@@ -13,7 +13,20 @@ import mlx.core as mx
 import pytest
 
 from conformance.runner import run
-from edge0_mlx import blocks, decoder, experts, functions, heads, kernels, lora, moe, prerouter, router, slots
+from edge0_mlx import (
+    blocks,
+    decoder,
+    experts,
+    functions,
+    heads,
+    kernels,
+    lora,
+    moe,
+    prerouter,
+    router,
+    slots,
+    stretches,
+)
 from edge0_mlx.backend import create
 from edge0_mlx.executors import exact, staged
 from edge0_mlx.mixers import attention, gated_delta, kda, mla
@@ -191,24 +204,34 @@ def a_slot_written_by_two(patch: Patch) -> None:
     patch.setattr(staged.StagedExecutor, "_read", lambda self, *arguments: read(original, self, *arguments))
 
 
-def every_layer_evaluated_by_itself(patch: Patch) -> None:
-    def finish(original: Any, self: Any, *arguments: Any) -> Any:
-        outputs = original(self, *arguments)
-        mx.eval(outputs)
-        return outputs
+def every_stretch_evaluated_by_itself(patch: Patch) -> None:
+    def build(original: Any, self: Any, *arguments: Any) -> Any:
+        built = original(self, *arguments)
+        mx.eval(built)
+        return built
 
-    original = blocks.Between.__call__
-    patch.setattr(blocks.Between, "__call__", lambda self, *arguments: finish(original, self, *arguments))
+    original = stretches.Stretches.__call__
+    patch.setattr(stretches.Stretches, "__call__", lambda self, *arguments: build(original, self, *arguments))
 
 
 def a_token_traced_anew(patch: Patch) -> None:
-    original = blocks.Between.__call__
+    original = stretches.Stretches.__call__
 
     def anew(self: Any, *arguments: Any) -> Any:
-        self._bank = None
+        self.forget()
         return original(self, *arguments)
 
-    patch.setattr(blocks.Between, "__call__", anew)
+    patch.setattr(stretches.Stretches, "__call__", anew)
+
+
+def predictions_keep_their_own_routing(patch: Patch) -> None:
+    def predicted(original: Any, self: Any, *arrays: Any) -> None:
+        asked, self.routing_source = self.routing_source, decoder.keep
+        original(self, *arrays)
+        self.routing_source = asked
+
+    original = decoder.MlxDecoder._evaluate
+    patch.setattr(decoder.MlxDecoder, "_evaluate", lambda self, *arrays: predicted(original, self, *arrays))
 
 
 MUTANTS: dict[Callable[[Patch], None], str] = {
@@ -242,8 +265,9 @@ MUTANTS: dict[Callable[[Patch], None], str] = {
     latent_pairs_apart: "DEC-053",
     a_slot_written_under_a_graph: SLOTS,
     a_slot_written_by_two: "EXE-012",
-    every_layer_evaluated_by_itself: EVALUATIONS,
+    every_stretch_evaluated_by_itself: EVALUATIONS,
     a_token_traced_anew: EVALUATIONS,
+    predictions_keep_their_own_routing: "tests/mlx/test_measures.py",
 }
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import edge0_mlx
 from edge0_ref.adapters import Adapters
 from edge0_ref.checkpoint import Checkpoint
 from edge0_ref.contract import Array, Plan
@@ -102,6 +103,13 @@ def test_without_mlx_one_line_names_the_extra_and_the_exit_code_is_2(small: Chec
     assert run.returncode == 2
     assert "edge0[mlx]" in run.stderr
     assert "Traceback" not in run.stderr
+
+
+@pytest.mark.spec("BCK-008")
+def test_an_mlx_that_is_too_old_is_named_with_the_one_that_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(edge0_mlx, "version", lambda package: "0.31.2")
+    with pytest.raises(BackendError, match=r"MLX 0\.31\.2 is installed.*MLX 0\.32 or newer.*edge0\[mlx\]"):
+        edge0_mlx.check_mlx()
 
 
 @pytest.mark.spec("BCK-008")
