@@ -26,12 +26,28 @@ from edge0_ref.errors import BudgetError, Edge0Error, UsageError
 
 def run_bench(cases: Sequence[Case], picture: Path | None, notify: Notify, *, table: bool) -> list[dict[str, Any]]:
     """[ENG-070] Run cases one after the other; a line of JSON each on stdout. Raises what a case raises."""
-    if picture is not None and not picture.parent.is_dir():
-        raise UsageError(f"{picture.parent}: no such folder")
-    facts = {**provenance(), "command": shlex.join(["edge0", *sys.argv[1:]])}
+    check_picture(picture)
     told: list[dict[str, Any]] = []
     for case in cases:
-        told.append({**with_speedup(run_case(case, notify), told), **facts})
+        told.append(figures_of(case, told, notify))
+    tell_cases(told, picture, notify, table=table)
+    return told
+
+
+def check_picture(picture: Path | None) -> None:
+    """Before minutes of measuring. Raises UsageError."""
+    if picture is not None and not picture.parent.is_dir():
+        raise UsageError(f"{picture.parent}: no such folder")
+
+
+def figures_of(case: Case, earlier: Sequence[dict[str, Any]], notify: Notify) -> dict[str, Any]:
+    """A case's line: its figures, and on what and by which command they were measured."""
+    figures = with_speedup(run_case(case, notify), earlier)
+    return {**figures, **provenance(), "command": shlex.join(["edge0", *sys.argv[1:]])}
+
+
+def tell_cases(told: Sequence[dict[str, Any]], picture: Path | None, notify: Notify, *, table: bool) -> None:
+    """For people and for programs."""
     if table:
         print_cases(told)
     if picture is not None:
@@ -39,7 +55,6 @@ def run_bench(cases: Sequence[Case], picture: Path | None, notify: Notify, *, ta
         notify(f"{picture}: written")
     for line in told:
         print(json.dumps(rounded(line)))
-    return told
 
 
 def rounded(value: Any) -> Any:

@@ -22,7 +22,7 @@ from edge0_ref.app.probes import MEMORY_BYTES, BlockReads, memory_rate
 from edge0_ref.app.progress import Advance, count_bar
 from edge0_ref.app.scenario import POOL_TOKENS, Case, Running, open_case
 from edge0_ref.app.shell import tell
-from edge0_ref.contract import Counters
+from edge0_ref.contract import Counters, Measuring
 from edge0_ref.engine.memory import peak_bytes
 from edge0_ref.engine.session import counters_between
 from edge0_ref.errors import Edge0Error
@@ -46,13 +46,17 @@ class Step:
 
 @dataclass
 class Measured:
-    """What was seen. memory, raw: bytes a second; alone: steps that read nothing, if there were any."""
+    """What was seen. memory, raw: bytes a second; alone: steps that read nothing, if there were any.
+
+    measures: the decoder's own figures after the counted steps, if it has some.
+    """
 
     memory: float
     prefill: Step | None = None
     steps: list[Step] = field(default_factory=list)
     raw: list[float] = field(default_factory=list)
     alone: list[Step] = field(default_factory=list)
+    measures: dict[str, float] = field(default_factory=dict)
 
 
 def block_sizes(tokens: int) -> list[int]:
@@ -107,6 +111,8 @@ def run_once(running: Running, measured: Measured, advance: Advance) -> None:
         measured.steps += steps
         uncounted = 1
     measured.raw.append(raw_rate(running, len(measured.raw)))
+    if isinstance(decoder, Measuring):
+        measured.measures = dict(decoder.measures())
 
 
 def decode(running: Running, token: int, count: int, advance: Advance = lambda count: None) -> tuple[list[Step], int]:
@@ -184,6 +190,8 @@ def figures(running: Running, measured: Measured) -> dict[str, Any]:
         "wait_ms_per_token": wait * 1e3,
         "compute_ms_per_token": compute * 1e3,
         "compute_alone_ms_per_token": None if alone is None else alone * 1e3,
+        "evaluations_per_token": fmean(s.evaluations for s in spent),
+        "measures": measured.measures,
         "drops": running.decoder.counters.drops,
         "disk_gb_s": bytes_read / seconds / 1e9,
         "raw_disk_gb_s": raw / 1e9,

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from edge0_ref.app.picture import COMPUTE, LIMIT, WAIT, Picture
+from edge0_ref.app.report import measure_rows
 from edge0_ref.engine.memory import size_text
 
 Told = dict[str, Any]
@@ -22,8 +23,9 @@ def print_cases(cases: Sequence[Told]) -> None:
     table.add_column("")
     for case in cases:
         table.add_column(f"{case['scenario']}, K = {case['k']}", justify="right")
-    for what, *values in zip(*map(rows_of, cases), strict=True):
-        table.add_row(what[0], what[1], *(value for _, value in values))
+    rows = [dict(rows_of(case)) for case in cases]
+    for what in dict.fromkeys(what for row in rows for what in row):
+        table.add_row(what, *(row.get(what, "-") for row in rows))
     console = Console(stderr=True)
     if not console.is_terminal:
         console.width = 40 + 27 * len(cases)
@@ -31,7 +33,7 @@ def print_cases(cases: Sequence[Told]) -> None:
 
 
 def rows_of(case: Told) -> list[tuple[str, str]]:
-    """(what, figure) of a case, the same things for every case."""
+    """(what, figure) of a case; cases of one backend have the same things."""
     speedup, alone = case["speedup_over_on_demand"], case["compute_alone_ms_per_token"]
     cap = "none" if case["cap_bytes"] is None else size_text(case["cap_bytes"])
     return [
@@ -52,7 +54,14 @@ def rows_of(case: Told) -> list[tuple[str, str]]:
         ("dropped", str(case["drops"])),
         ("peak memory", size_text(case["peak_bytes"])),
         ("cap", cap if case["cap_is_enforced"] or case["cap_bytes"] is None else f"{cap}, not enforced"),
+        *own_rows(case),
     ]
+
+
+def own_rows(case: Told) -> list[tuple[str, str]]:
+    """[ENG-079] What only a backend that builds graphs has: evaluations, and whatever figures its decoder tells."""
+    counted = {"evaluations_per_token": case["evaluations_per_token"]} if case["evaluations_per_token"] else {}
+    return measure_rows({**counted, **case["measures"]})
 
 
 def write_steps(path: Path, cases: Sequence[Told]) -> None:

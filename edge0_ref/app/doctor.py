@@ -18,6 +18,7 @@ import numpy as np
 
 from edge0_ref.adapters import adapter_top_k
 from edge0_ref.app.backends import find_backend
+from edge0_ref.app.locate import locate
 from edge0_ref.app.presets import PRESETS, Preset, make_config, model_of
 from edge0_ref.app.probes import BlockReads, block_size, kernel_rate, memory_rate
 from edge0_ref.app.read_mode import file_system, machine_bytes, write_measured
@@ -74,14 +75,16 @@ class Machine:
         return max(rates.values())
 
 
-def run_doctor(folder: Path | None, top_k: int | None, backend: str, cache: Path | None) -> dict[str, Any]:
+def run_doctor(model: Path | str | None, top_k: int | None, backend: str, cache: Path | None) -> dict[str, Any]:
     """Measure, remember the read mode, and tell: a table on stderr, a line of JSON on stdout."""
-    if folder is None:
+    if model is None:
         loads = [preset_load(name, preset, top_k) for name, preset in PRESETS.items()]
         machine = measure(Path.cwd(), loads[0], backend, None)
     else:
-        checkpoint = open_checkpoint(folder)
-        loads = [checkpoint_load(checkpoint, top_k)]
+        located = locate(model)
+        checkpoint = open_checkpoint(located.folder)
+        said = adapter_top_k(located.adapters, checkpoint.config) if located.adapters else None
+        loads = [checkpoint_load(checkpoint, top_k or said)]
         machine = measure(checkpoint.folder, loads[0], backend, checkpoint)
     told: dict[str, Any] = {"machine": machine_facts(machine), "models": [expectation(load, machine) for load in loads]}
     told |= {"remembered": remember(cache, machine)}
@@ -91,12 +94,10 @@ def run_doctor(folder: Path | None, top_k: int | None, backend: str, cache: Path
 
 
 def checkpoint_load(checkpoint: Checkpoint, top_k: int | None) -> Load:
-    adapters = checkpoint.folder / "adapters"
-    said = adapter_top_k(adapters, checkpoint.config) if adapters.is_dir() else None
     sizes = {name: info.nbytes for name, info in checkpoint.tensors.items()}
     layer, moe = next(iter(checkpoint.config.moe_layers.items()))
     layout, _ = find_experts(checkpoint, layer, moe)
-    return load_of(str(checkpoint.folder), checkpoint.config, sizes, layout, top_k or said or checkpoint.config.top_k)
+    return load_of(str(checkpoint.folder), checkpoint.config, sizes, layout, top_k or checkpoint.config.top_k)
 
 
 def preset_load(name: str, preset: Preset, top_k: int | None) -> Load:

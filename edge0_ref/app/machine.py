@@ -3,25 +3,37 @@
 import os
 import platform
 import subprocess
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from edge0_ref.app.read_mode import machine_bytes
 from edge0_ref.engine.memory import size_text
 
-PACKAGES = ("edge0", "numpy", "numba")
+PACKAGES = ("edge0", "numpy", "numba", "mlx")
 
 
 def provenance() -> dict[str, Any]:
     """[ENG-070] For every line of figures."""
-    versions = {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}}
-    return {"machine": machine_text(), "versions": versions, "commit": commit()}
+    told = {"chip": processor(), "cores": os.cpu_count(), "memory_bytes": machine_bytes(), "os": operating_system()}
+    machine = f"{told['chip']}, {told['cores']} cores, {size_text(machine_bytes())}, {told['os']}"
+    return {"machine": machine, **told, "versions": versions(), "commit": commit()}
 
 
-def machine_text() -> str:
-    system = f"{platform.system()} {platform.release()}"
-    return f"{processor()}, {os.cpu_count()} cores, {size_text(machine_bytes())}, {system}"
+def versions() -> dict[str, str]:
+    """Of Python, and of the packages that figures depend on, as far as they are here."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def operating_system() -> str:
+    release = platform.mac_ver()[0]
+    return f"macOS {release}" if release else f"{platform.system()} {platform.release()}"
 
 
 def processor() -> str:
@@ -30,20 +42,21 @@ def processor() -> str:
     except OSError:
         lines = []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine())
+    return next(names, "") or output_of("sysctl", "-n", "machdep.cpu.brand_string") or platform.machine()
+
+
+def output_of(*command: str) -> str | None:
+    """What a program prints; None if it is not here or fails."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError:
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
 
 
 def commit() -> str | None:
     """The commit this package's own repository is at, with "-dirty" where files differ; None outside of one."""
-    folder = Path(__file__).parent
-
-    def git(*arguments: str) -> str | None:
-        try:
-            done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=False)
-        except OSError:
-            return None
-        return done.stdout.strip() if done.returncode == 0 else None
-
-    if git("ls-files", "--error-unmatch", Path(__file__).name) is None:
+    git = "git", "-C", str(Path(__file__).parent)
+    if output_of(*git, "ls-files", "--error-unmatch", Path(__file__).name) is None:
         return None  # installed somewhere below an unrelated repository
-    return git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+    return output_of(*git, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")

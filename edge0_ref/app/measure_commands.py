@@ -1,7 +1,8 @@
 """The commands that make models to measure, and measure: their options. What each does is in the file of its name."""
 
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -9,6 +10,7 @@ from edge0_ref.app.shell import (
     AdapterFolder,
     BackendName,
     CacheHome,
+    DtypeName,
     Json,
     ModelFolder,
     PackedFile,
@@ -21,6 +23,10 @@ from edge0_ref.app.shell import (
     command,
     tell,
 )
+from edge0_ref.errors import UsageError
+
+if TYPE_CHECKING:
+    from edge0_ref.app.scenario import Case
 
 
 @command
@@ -59,10 +65,9 @@ def pack(
     """Write the sidecar of a model, one aligned read an expert; or check the one that is there."""
     from json import dumps
 
-    from edge0_ref.app.api import embedded_model
     from edge0_ref.app.pack import run_pack
 
-    did = run_pack(embedded_model() if model is None else Path(model), out, tell)
+    did = run_pack(model, out, tell)
     tell(f"{did['sidecar']}: {did['did']}, {did['bytes_done']:,} bytes in {did['seconds']} s, {did['gb_s']} GB/s")
     if json:
         print(dumps(did))
@@ -71,7 +76,7 @@ def pack(
 @command
 def doctor(
     model: Annotated[
-        str | None, typer.Argument(metavar="[MODEL]", help="Model folder; default: the two published.")
+        str | None, typer.Argument(metavar="[MODEL]", help="As everywhere; default: the two published.")
     ] = None,
     k: Annotated[int | None, typer.Option(min=1, help="Experts a token; default: as the adapters say.")] = None,
     backend: BackendName = "reference",
@@ -80,60 +85,51 @@ def doctor(
     """Measure memory, kernels and disk, and say what to expect of a model; the best read mode is remembered."""
     from edge0_ref.app.doctor import run_doctor
 
-    run_doctor(None if model is None else Path(model), k, backend, cache_folder(cache_home))
+    run_doctor(model, k, backend, cache_folder(cache_home))
 
 
 @command
 def bench(
+    context: typer.Context,
     model: ModelFolder = None,
     scenario: Annotated[
-        str, typer.Option(help="on-demand, prefetch, resident, exact or oracle; several: a,b.")
-    ] = "prefetch",
+        str | None, typer.Option(help="on-demand, prefetch (default), resident, exact or oracle; several: a,b.")
+    ] = None,
     k: Annotated[str | None, typer.Option(help="Experts a token, or several, 2,4,8; default: by adapters.")] = None,
     routing: Annotated[str, typer.Option(help="model; simulated: uniform, or replay:reuse=0.45.")] = "model",
     cold: Annotated[bool, typer.Option("--cold/--warm", help="Page cache dropped, or all run once before.")] = True,
     cap: Annotated[str | None, typer.Option(help="Memory of the process and its page cache, 3GiB.")] = None,
     backend: BackendName = "reference",
+    dtype: DtypeName = None,
     tokens: Annotated[int, typer.Option(help="Decode steps to count.")] = 32,
     prompt_tokens: Annotated[int, typer.Option(help="Tokens of the prompt.")] = 64,
     slots: Annotated[int | None, typer.Option(help="Expert slots a layer; default: by plan.")] = None,
     adapters: AdapterFolder = None,
     read_mode: ReadModeName = None,
     packed: PackedFile = None,
+    paper: Annotated[bool, typer.Option("--paper", help="The paper's tables, beside the same measured here.")] = False,
     picture: Annotated[str | None, typer.Option(help="A picture of the steps, .svg.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Only the lines of JSON, no table.")] = False,
     cache_home: CacheHome = None,
 ) -> None:
     """Measure decoding: a table, and a line of JSON for each case."""
     from edge0_ref.app.bench import run_bench
-    from edge0_ref.app.scenario import Case
-    from edge0_ref.engine.memory import parse_size
+    from edge0_ref.app.bench_paper import run_paper
 
-    cases = [
-        Case(
-            scenario=name,
-            model=model,
-            k=each,
-            routing=routing,
-            backend=backend,
-            cold=cold,
-            cap=None if cap is None else parse_size(cap),
-            slots=slots,
-            tokens=tokens,
-            prompt_tokens=prompt_tokens,
-            adapters=adapters,
-            read_mode=read_mode,
-            packed=packed,
-            cache=str(cache_folder(cache_home) or "") or None,
-        )
-        for each in choose_numbers("--k", k)
-        for name in scenario.split(",")
-    ]
-    run_bench(cases, None if picture is None else Path(picture), tell, table=not json)
+    drawn = None if picture is None else Path(picture)
+    if paper:
+        if scenario or k:
+            raise UsageError("--paper runs the scenarios and Ks of the paper's tables: without --scenario and --k")
+        run_paper(case_of(context, scenario="prefetch"), drawn, tell, table=not json)
+        return
+    scenarios, top_ks = (scenario or "prefetch").split(","), choose_numbers("--k", k)
+    cases = [case_of(context, scenario=name, k=each) for each in top_ks for name in scenarios]
+    run_bench(cases, drawn, tell, table=not json)
 
 
 @command
 def trace(
+    context: typer.Context,
     model: ModelFolder = None,
     out: Annotated[str | None, typer.Option(metavar="FILE", help="The timeline, .json, for ui.perfetto.dev.")] = None,
     picture: Annotated[str | None, typer.Option(metavar="FILE", help="The same as a picture, .svg.")] = None,
@@ -141,9 +137,10 @@ def trace(
     k: Annotated[int | None, typer.Option(min=1, help="Experts a token; default: as the adapters say.")] = None,
     routing: Annotated[str, typer.Option(help="As of `edge0 bench`.")] = "model",
     backend: BackendName = "reference",
+    dtype: DtypeName = None,
     tokens: Annotated[int, typer.Option(help="Decode steps to record.")] = 4,
     prompt_tokens: Annotated[int, typer.Option(help="Tokens of the prompt.")] = 16,
-    memory: Annotated[str | None, typer.Option(help="Budget of the whole process, 3GiB.")] = None,
+    cap: Annotated[str | None, typer.Option("--memory", help="Budget of the whole process, 3GiB.")] = None,
     slots: Annotated[int | None, typer.Option(help="Expert slots a layer; default: by plan.")] = None,
     adapters: AdapterFolder = None,
     read_mode: ReadModeName = None,
@@ -154,28 +151,22 @@ def trace(
     """Record one decode's timeline: reads, waits, and compute of every layer and token."""
     from json import dumps
 
-    from edge0_ref.app.scenario import Case
     from edge0_ref.app.trace import run_trace
-    from edge0_ref.engine.memory import parse_size
 
-    case = Case(
-        scenario=scenario,
-        model=model,
-        k=k,
-        routing=routing,
-        backend=backend,
-        cap=None if memory is None else parse_size(memory),
-        slots=slots,
-        tokens=tokens,
-        prompt_tokens=prompt_tokens,
-        adapters=adapters,
-        read_mode=read_mode,
-        packed=packed,
-        cache=str(cache_folder(cache_home) or "") or None,
-    )
-    told = run_trace(case, out, picture, tell)
+    told = run_trace(case_of(context), out, picture, tell)
     if json:
         print(dumps(told))
+
+
+def case_of(context: typer.Context, **changes: str | int | None) -> "Case":
+    """What a command is to measure: the options that have the name of a field of a case are that field."""
+    from edge0_ref.app.scenario import Case
+    from edge0_ref.engine.memory import parse_size
+
+    options = {**context.params, **changes}
+    cap, cache = options["cap"], cache_folder(options["cache_home"])
+    options |= {"cap": None if cap is None else parse_size(cap), "cache": None if cache is None else str(cache)}
+    return Case(**{field.name: options[field.name] for field in fields(Case) if field.name in options})
 
 
 def conformance(arguments: Annotated[list[str] | None, typer.Argument()] = None) -> None:

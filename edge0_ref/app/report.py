@@ -1,6 +1,6 @@
 """Tables for people, on stderr."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from edge0_ref.engine.memory import size_text
 from edge0_ref.engine.session import Result
@@ -17,6 +17,16 @@ def print_table(title: str, rows: Sequence[tuple[str, int | str]]) -> None:
     for what, value in rows:
         table.add_row(what, size_text(value) if isinstance(value, int) else value)
     Console(stderr=True).print(table)
+
+
+def measure_rows(measures: Mapping[str, float]) -> list[tuple[str, str]]:
+    """What a decoder measured itself: names end in their unit."""
+    return [
+        (name.removesuffix("_bytes").replace("_", " "), size_text(round(value)))
+        if name.endswith("_bytes")
+        else (name.replace("_", " "), f"{value:.3g}")
+        for name, value in measures.items()
+    ]
 
 
 def result_rows(result: Result) -> list[tuple[str, int | str]]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from edge0_ref.adapters import Adapters
 from edge0_ref.app.api import Model, Notify, open_model
-from edge0_ref.app.backends import notice_of
+from edge0_ref.app.backends import limit_memory, notice_of, reads_as_stored
 from edge0_ref.app.bench_routing import RoutingRule, SimulatedRouting, parse_routing
 from edge0_ref.contract import Decoder, ExecutorKind, Observe, WrapStore
 from edge0_ref.engine.memory import resident_bytes
@@ -59,6 +59,7 @@ class Case:
     read_mode: str | None = None
     packed: str | None = None
     cache: str | None = None
+    dtype: str | None = None
 
     def __post_init__(self) -> None:
         if self.scenario not in SCENARIOS:
@@ -162,6 +163,7 @@ def open_case(
     with open_model(
         case.model,
         backend=case.backend,
+        dtype=case.dtype,
         adapters=case.adapters,
         memory=case.cap,
         executor=case.how.executor,
@@ -174,10 +176,16 @@ def open_case(
         model.adapters = adapters = adapters_for(case, model)  # heads that nobody uses are not kept
         if notice := notice_of(model.backend):
             notify(notice)
-        request = replace(model.settings.request, context=context, prompt_tokens=case.prompt_tokens)
+        request = replace(
+            model.settings.request,
+            context=context,
+            prompt_tokens=case.prompt_tokens,
+            reads_as_stored=reads_as_stored(model.backend),
+        )
         plan = make_plan(model.checkpoint, adapters, request, resident_bytes())
         if case.cap is not None:
             notify(plan_text(plan))
+        limit_memory(model.backend, case.cap)
         checkpoint = replace(model.checkpoint, wrap_store=wrap_store)
         decoder = model.backend.decoder(checkpoint, plan.plan, adapters, observe)
         try:

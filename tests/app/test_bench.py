@@ -4,28 +4,22 @@ import json
 import os
 import subprocess
 import sys
-from collections import Counter
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from edge0_ref.app import bench as command
-from edge0_ref.app.bench_case import Measured, Step, figures, raw_rate
-from edge0_ref.app.bench_routing import SimulatedRouting, parse_routing
+from edge0_ref.app.bench_case import Measured, Step, figures, raw_rate, run_once
 from edge0_ref.app.cgroup import memory_group
 from edge0_ref.app.page_cache import cached_bytes, forget_pages
 from edge0_ref.app.probes import BlockReads
 from edge0_ref.app.scenario import Case, open_case
 from edge0_ref.backend import ReferenceBackend
-from edge0_ref.contract import Counters, Routing
-from edge0_ref.engine.session import counters_between
-from edge0_ref.errors import UsageError
+from edge0_ref.contract import Counters
+from edge0_ref.decoder import ReferenceDecoder
 from tests.app.command import edge0, refused
 from tests.ref.builders import Recipe, build, build_adapters
 
@@ -101,56 +95,6 @@ def test_dropped_pages_are_gone_and_read_ones_are_there(tmp_path) -> None:
     assert cached_bytes([path]) == 0
 
 
-@pytest.mark.spec("ENG-072")
-@given(
-    experts=st.integers(1, 40),
-    k=st.integers(1, 8),
-    reuse=st.sampled_from([None, 0.0, 0.45, 1.0]),
-    seed=st.integers(0, 9),
-    in_turn=st.booleans(),
-)
-def test_simulated_tokens_use_k_distinct_experts_and_are_known_ahead(experts, k, reuse, seed, in_turn) -> None:
-    k = min(k, experts)
-    rule = parse_routing("uniform" if reuse is None else f"replay:reuse={reuse}")
-    model = Routing(np.zeros((1, k), np.int64), np.full((1, k), 0.25, np.float32))
-    sources = [SimulatedRouting(rule, {3: experts}, 7, seed, in_turn=in_turn) for _ in range(2)]
-    assert sources[0](3, 6, model) is model
-    ahead = sources[1](3, 16, model)
-    tokens = [sources[0](3, position, model) for position in range(7, 17)]
-    assert np.array_equal(ahead.experts, tokens[-1].experts)
-    for token in tokens:
-        assert token.weights is model.weights
-        chosen = set(token.experts[0].tolist())
-        assert len(chosen) == k
-        assert chosen <= set(range(experts))
-    if in_turn:
-        covering = tokens[: -(-experts // k)]
-        assert {expert for token in covering for expert in token.experts[0].tolist()} >= set(
-            range(min(experts, k * len(covering)))
-        )
-    for before, after in pairwise(tokens):
-        kept = set(before.experts[0].tolist()) & set(after.experts[0].tolist())
-        if not in_turn and reuse == 1:
-            assert len(kept) == k
-        if not in_turn and reuse == 0 and experts >= 2 * k:
-            assert not kept
-
-
-@pytest.mark.spec("ENG-072")
-@pytest.mark.parametrize(("routing", "share"), [("uniform", 8 / 64), ("replay:reuse=0.45", 0.45)])
-def test_the_share_of_reused_experts_is_what_the_rule_says(routing, share) -> None:
-    """Over n choices the share of a fair draw is off by more than 5 sqrt(p (1 - p) / n) once in a million times."""
-    k, tokens = 8, 1000
-    source = SimulatedRouting(parse_routing(routing), {0: 64}, 0, seed=0, in_turn=False)
-    model = Routing(np.zeros((1, k), np.int64), np.ones((1, k), np.float32))
-    chosen = [set(source(0, position, model).experts[0].tolist()) for position in range(tokens)]
-    reused = sum(len(before & after) for before, after in pairwise(chosen))
-    choices = k * (tokens - 1)
-    assert abs(reused / choices - share) <= 5 * (share * (1 - share) / choices) ** 0.5
-    used = Counter(expert for one in chosen for expert in one)
-    assert len(used) == 64
-
-
 @pytest.mark.spec("ENG-070", "ENG-075")
 def test_figures_are_medians_and_means_and_the_limit_is_the_slower_of_disk_and_compute(folder) -> None:
     """Steps of 4, 5 and 9 s, of which 1, 3 and 2 are waits, and 30 bytes are read in all; raw reads of 1, 4, 5 B/s."""
@@ -180,55 +124,6 @@ def test_raw_reads_are_those_of_the_engine(folder, mode, monkeypatch) -> None:
         assert (read_mode, threads) == (mode, running.plan.plan.reader_threads)
         assert reads.path in running.files()
         assert EXPERT_BYTES <= reads.block < EXPERT_BYTES + 4096  # an expert, in whole blocks of the disk
-
-
-@pytest.mark.spec("ENG-071")
-@pytest.mark.parametrize(("scenario", "ahead"), [("on-demand", False), ("prefetch", True)])
-def test_only_what_is_predicted_is_read_ahead(folder, scenario, ahead) -> None:
-    case = Case(scenario, str(folder), slots=2 * RECIPE.top_k, routing="uniform")
-    with open_case(case, 40, lambda text: None) as running:
-        running.decoder.prefill(running.prompt()[:6])
-        running.simulate(case.rule, cached=False)
-        before = replace(running.decoder.counters)
-        for token in range(6):
-            running.decoder.step(token)
-        spent = counters_between(before, running.decoder.counters)
-    assert (spent.read_ahead > 0) == ahead
-    assert spent.on_demand > 0  # in layers that nobody predicts for
-
-
-@pytest.mark.spec("ENG-071", "ENG-072")
-def test_what_is_simulated_is_what_is_executed(folder) -> None:
-    """Predicted layers and routed ones alike; the first simulated token is routed by the model, as it was predicted."""
-    seen: dict[tuple[int, int], list[int]] = {}
-    case = Case("prefetch", str(folder), routing="uniform")
-    holder: list[object] = []
-
-    def observe(point: str, layer: int, value: object) -> None:
-        if point == "routing" and holder:
-            seen[layer, holder[0].position] = value.experts[0].tolist()
-
-    with open_case(case, 40, lambda text: None, observe) as running:
-        running.decoder.prefill(running.prompt()[:6])
-        running.simulate(case.rule, cached=False)
-        holder.append(running.decoder)
-        for token in range(5):
-            running.decoder.step(token)
-    pool = dict.fromkeys(range(RECIPE.layers), RECIPE.experts)
-    wanted = SimulatedRouting(case.rule, pool, 7, 0, in_turn=False)
-    model = Routing(np.zeros((1, RECIPE.top_k), np.int64), np.ones((1, RECIPE.top_k), np.float32))
-    for layer in pool:
-        for position in range(7, 11):
-            assert seen[layer, position] == wanted(layer, position, model).experts[0].tolist()
-
-
-@pytest.mark.spec("ENG-072")
-def test_a_decoder_that_asks_no_source_of_routing_is_refused(folder) -> None:
-    case = Case("prefetch", str(folder), routing="uniform")
-    with open_case(case, 40, lambda text: None) as running:
-        del running.decoder.routing_source
-        with pytest.raises(UsageError, match="reference"):
-            running.simulate(case.rule, cached=False)
 
 
 def needs_cgroup() -> None:
@@ -339,7 +234,8 @@ def test_every_scenario_has_every_figure_and_reads_what_its_name_says(folder, tm
     for line in told.values():
         assert all(isinstance(line[name], int | float) and np.isfinite(line[name]) for name in NUMBERS)
         assert (line["k"], line["drops"], line["cap_bytes"]) == (RECIPE.top_k, 0, None)
-        assert line["machine"]
+        assert line["chip"] in line["machine"]
+        assert line["os"] in line["machine"]
         assert line["versions"]["edge0"]
         assert "commit" in line
         assert line["command"].startswith("edge0 bench ")
@@ -352,3 +248,51 @@ def test_every_scenario_has_every_figure_and_reads_what_its_name_says(folder, tm
         told["prefetch"]["decode_tok_s"] / told["on-demand"]["decode_tok_s"], rel=1e-4
     )
     assert ElementTree.parse(picture).getroot().tag.endswith("svg")
+
+
+OWN = {"graph_build_ms_per_token": 1.25, "device_peak_bytes": 3e6}
+TELLING = "tests.app.test_bench:TellingBackend"
+
+
+class TellingDecoder(ReferenceDecoder):
+    """The reference's, with figures of its own."""
+
+    def measures(self) -> dict[str, float]:
+        return OWN
+
+
+class TellingBackend(ReferenceBackend):
+    """Evaluates one graph a token, and has figures that no other backend has."""
+
+    name = "telling"
+
+    def decoder(self, *arguments: object, **named: object):
+        made = super().decoder(*arguments, **named)
+        made.__class__ = TellingDecoder
+        step = made.step
+
+        def counted(token: int):
+            made.counters.evaluations += 1
+            return step(token)
+
+        made.step = counted
+        return made
+
+
+@pytest.mark.spec("ENG-079")
+@pytest.mark.parametrize(("backend", "evaluations", "own"), [(TELLING, 1, OWN), ("reference", 0, {})])
+def test_a_backends_own_figures_are_told(folder, backend, evaluations, own) -> None:
+    measured = Measured(memory=1.0)
+    with open_case(Case("prefetch", str(folder), backend=backend, prompt_tokens=2), 60, lambda text: None) as running:
+        run_once(running, measured, lambda count: None)
+        told = figures(running, measured)
+    assert (told["evaluations_per_token"], told["measures"]) == (evaluations, own)
+
+
+@pytest.mark.spec("ENG-079")
+def test_a_table_has_a_row_for_each_of_them(folder) -> None:
+    done = edge0("bench", folder, "--backend", TELLING, *SHORT[:-1])
+    assert json.loads(done.stdout)["measures"] == OWN
+    for what, figure in (("evaluations", "1"), ("graph build", "1.25"), ("device peak", "2.86 MiB")):
+        (row,) = [row for row in done.stderr.splitlines() if what in row]
+        assert f" {figure}" in row
