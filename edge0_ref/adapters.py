@@ -5,7 +5,8 @@ A folder holds any number of `.safetensors` files; a tensor's name says what it 
     layers.<owner>.{fc1,fc2,linear_init}.weight            a head (also `layers.<owner>.mlp.prerouter.*`)
     <module path>.lora_A [rank, cols], .lora_B [rows, rank]
 
-A model's own files may carry heads too, under `<mlp path of the owner>.prerouter.*`.
+A published model has its adapters beside its weights; there a file's name says that it is one. A model's own files may
+carry heads too, under `<mlp path of the owner>.prerouter.*`.
 
 Metadata is one JSON string under the key `__metadata__` of the file's own metadata, as published adapters have it.
 """
@@ -27,12 +28,15 @@ from edge0_ref.checkpoint import Checkpoint
 from edge0_ref.config import ModelConfig, parse_object
 from edge0_ref.contract import Array, Lora, PrerouterHead
 from edge0_ref.errors import AdapterError, CheckpointError, ReadError
+from edge0_ref.packed import fingerprint
 from edge0_ref.readers import open_for_reading, read_exactly
 from edge0_ref.safetensors_header import TensorInfo, read_header
 
 HEAD_KEY = re.compile(r"layers\.([0-9]{1,6})\.(?:mlp\.prerouter\.)?(fc1|fc2|linear_init)\.weight")
 LORA_KEY = re.compile(r"(.+)\.(lora_A|lora_B)")
 HEAD_PARTS = ("fc1", "fc2", "linear_init")
+BESIDE_A_MODEL = ("lora_*.safetensors", "prerouter_*.safetensors")
+FINGERPRINT = re.compile("[0-9a-f]{64}")  # published files name their base in other words
 SETTINGS = ("K", "r", "alpha", "owners")
 
 
@@ -51,18 +55,44 @@ class Adapters:
     notes: tuple[str, ...] = ()
 
     @property
+    def arrays(self) -> list[Array]:
+        """Every matrix, in its file's dtype."""
+        heads = [part for head in self.heads.values() for part in (head.fc1, head.fc2, head.linear)]
+        return heads + [part for lora in self.loras.values() for part in (lora.down, lora.up)]
+
+    @property
     def nbytes(self) -> int:
-        """Memory of all arrays, float32."""
-        heads = sum(h.fc1.nbytes + h.fc2.nbytes + h.linear.nbytes for h in self.heads.values())
-        return heads + sum(lora.down.nbytes + lora.up.nbytes for lora in self.loras.values())
+        """Memory of all arrays."""
+        return sum(array.nbytes for array in self.arrays)
+
+    @property
+    def widened_bytes(self) -> int:
+        """Memory of float32 copies of those that are none."""
+        return sum(4 * array.size for array in self.arrays if array.dtype != np.float32)
+
+
+def adapter_files(folder: Path) -> list[Path]:
+    """[PRE-019] A folder's adapter files; in a model's folder, those that are named as adapters."""
+    beside_a_model = (folder / "config.json").exists()
+    patterns = BESIDE_A_MODEL if beside_a_model else ("*.safetensors",)
+    return sorted(path for pattern in patterns for path in folder.glob(pattern))
+
+
+def default_adapters(folder: Path) -> Path | None:
+    """[PRE-019] Where a model's adapters are if nobody says: the folder `adapters` in its own, else its own."""
+    held = folder / "adapters"
+    if held.is_dir():
+        return held
+    return folder if adapter_files(folder) else None
 
 
 def open_adapters(folder: Path | str, config: ModelConfig) -> Adapters:
     """Read and check a folder of adapters. Raises AdapterError naming file, key, what it is and what was wanted."""
     folder = Path(folder)
-    files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
+    files = adapter_files(folder)
     if not files:
-        raise AdapterError(f"{folder}: no adapter files (*.safetensors)")
+        wanted = "*.safetensors, or beside a model lora_*.safetensors and prerouter_*.safetensors"
+        raise AdapterError(f"{folder}: no adapter files ({wanted})")
     head_parts: dict[int, dict[str, Array]] = {}
     lora_parts: dict[str, dict[str, Array]] = {}
     metadata: dict[str, Any] = {}
@@ -93,7 +123,7 @@ def open_adapters(folder: Path | str, config: ModelConfig) -> Adapters:
 def adapter_top_k(folder: Path, config: ModelConfig) -> int | None:
     """[PRE-011] K of a folder of adapters, from headers alone; None when they do not say. Raises AdapterError."""
     metadata: dict[str, Any] = {}
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in adapter_files(folder):
         try:
             metadata |= _decode_metadata(path, read_header(path)[1])
         except CheckpointError as error:
@@ -125,6 +155,7 @@ def adapters_of(checkpoint: Checkpoint, folder: Path | str | None) -> Adapters:
     if folder is None:
         return baked
     opened = open_adapters(folder, checkpoint.config)
+    check_base(checkpoint, Path(folder), opened)
     if opened.heads:
         replaced = (f"the heads of {folder} replace those in the model's own files",) if baked.heads else ()
         return replace(opened, notes=(*opened.notes, *replaced))
@@ -137,6 +168,13 @@ def adapters_of(checkpoint: Checkpoint, folder: Path | str | None) -> Adapters:
         {**baked.metadata, **opened.metadata},
         (*baked.notes, *opened.notes),
     )
+
+
+def check_base(checkpoint: Checkpoint, folder: Path, adapters: Adapters) -> None:
+    """[TRN-007] Adapters that say which weights they were trained on are refused beside others. Raises AdapterError."""
+    base = adapters.metadata.get("base")
+    if isinstance(base, str) and FINGERPRINT.fullmatch(base) and base != (here := fingerprint(checkpoint)):
+        raise AdapterError(f"{folder}: trained on the base {base[:12]}..., {checkpoint.folder} is {here[:12]}...")
 
 
 def _decode_metadata(path: Path, raw: Mapping[str, str]) -> dict[str, Any]:
@@ -162,8 +200,8 @@ def _put(parts: dict[str, Array], part: str, info: TensorInfo) -> None:
             read_exactly(file, info.offset, data.data)
     except OSError as error:
         raise ReadError(f"{info.path}: reading {info.name} failed: {error}") from error
-    values = widen(data.view(info.numpy_dtype).reshape(info.shape))
-    if not np.isfinite(values).all():
+    values = data.view(info.numpy_dtype).reshape(info.shape)
+    if not np.isfinite(widen(values)).all():
         raise AdapterError(f"{info.path}: {info.name}: holds NaN or infinity")
     parts[part] = values
 
@@ -279,7 +317,7 @@ def write_adapters(
     for module, lora in loras.items():
         tensors |= {f"{module}.lora_A": lora.down, f"{module}.lora_B": lora.up}
     with np.errstate(over="ignore"):
-        halves = {name: np.ascontiguousarray(values, np.float16) for name, values in tensors.items()}
+        halves = {name: np.ascontiguousarray(widen(values), np.float16) for name, values in tensors.items()}
     for name, half in halves.items():
         if not np.isfinite(half).all():
             raise AdapterError(f"{path}: {name} holds NaN, infinity, or a value beyond float16")

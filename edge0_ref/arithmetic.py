@@ -19,11 +19,15 @@ class Arithmetic:
     run_experts: RunExperts = staticmethod(run_each)
 
     def stored(self, weight: QuantizedMatrix | Array) -> QuantizedMatrix | Array:
-        """A resident weight in the form that is kept: coefficients are widened once, instead of at every use."""
+        """A resident weight in the form that is kept: numbers are widened once, instead of at every use."""
         if not isinstance(weight, QuantizedMatrix):
-            return weight
+            return widen(weight)
         scales, biases = widen(weight.scales), widen(weight.biases)
         return QuantizedMatrix(weight.packed, scales, biases, weight.bits, weight.group_size)
+
+    def stored_lora(self, lora: Lora) -> Lora:
+        """The same for a low-rank update."""
+        return Lora(widen(lora.down), widen(lora.up), lora.scale)
 
     def linear(
         self, x: Float32[np.ndarray, "tokens cols"], weight: QuantizedMatrix | Array, lora: Lora | None = None

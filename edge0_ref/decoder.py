@@ -9,9 +9,7 @@ The order of one decoded token, and the only place where the prerouter's schedul
                   if N owns a head: predict (N + 1, next token) and hand the experts to the read-ahead threads at once
 """
 
-import copy
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,6 +40,7 @@ from edge0_ref.moe import GatedMlp, Moe
 from edge0_ref.packed import open_experts
 from edge0_ref.prefetch import Prefetcher
 from edge0_ref.prerouter import build_features, predict, routing_from_prediction, shift
+from edge0_ref.snapshots import State, arrays_of, state_of
 from edge0_ref.weights import Weights
 
 Activations = Float32[np.ndarray, "tokens hidden"]
@@ -56,22 +55,6 @@ def keep(layer: int, position: int, routing: Routing) -> Routing:
     return routing
 
 
-@dataclass
-class State:
-    """Everything that makes a position: mixer states, and what the prerouter carries from token to token.
-
-    executed: layer -> experts [k] it executed for the last token; predicted: layer -> routing of the next token.
-    """
-
-    mixers: list[Any]
-    position: int = 0
-    executed: dict[int, Array] = field(default_factory=dict)
-    predicted: dict[int, Routing] = field(default_factory=dict)
-
-    def copy(self) -> "State":
-        return State([m.copy() for m in self.mixers], self.position, copy.deepcopy(self.executed), dict(self.predicted))
-
-
 class Layer:
     """Weights of one decoder layer: a mixer, and experts or a plain feed-forward part."""
 
@@ -80,7 +63,7 @@ class Layer:
         self.mixer_norm, self.mlp_norm = weights.vector(config.mixer_norm), weights.vector(config.mlp_norm)
         self.mixer = make_mixer(weights, config, epsilon)
         self.mlp = make_mlp(weights, number, config, top_k)
-        self.head = weights.adapters.heads.get(number)
+        self.head = weights.head(number)
 
 
 def make_mixer(weights: Weights, config: LayerConfig, epsilon: float) -> Attention | GatedDelta | Kda | Mla:
@@ -196,6 +179,8 @@ class ReferenceDecoder:
         self.observe("embedding", -1, hidden)
         consumed, self.state.predicted = self.state.predicted, {}
         for layer in self.layers:
+            if executors is not self._decode and layer.number in executors:
+                executors[layer.number].prepare(())  # a whole layer is read while its mixer computes
             with np.errstate(over="ignore", invalid="ignore"):  # routers and logits are checked, and name the place
                 hidden = self._run_layer(layer, hidden, consumed.get(layer.number), executors)
             if executors is not self._decode and layer.number in executors:
@@ -292,6 +277,14 @@ class ReferenceDecoder:
         self.state = state.copy()
         for layer, prediction in state.predicted.items():
             self._decode[layer].prepare([int(expert) for expert in prediction.experts[0]])
+
+    def arrays_of(self, state: State) -> dict[str, Array]:
+        """A snapshot as named arrays."""
+        return arrays_of(state)
+
+    def state_of(self, arrays: Mapping[str, Array]) -> State:
+        """The snapshot that such arrays were made from, by any decoder of the same model."""
+        return state_of(arrays, self._new_state().mixers)
 
     def close(self) -> None:
         for executors in (self._decode, self._prefill):

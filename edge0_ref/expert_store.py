@@ -12,7 +12,11 @@ from edge0_ref.contract import Array, ExpertLayout, ReadMode
 from edge0_ref.errors import CheckpointError, ReadError
 from edge0_ref.readers import RangeReader, open_reader
 
-EXPONENTS = {"float32": np.uint32(0x7F800000), "float16": np.uint16(0x7C00), "bfloat16": np.uint16(0x7F80)}
+EXPONENTS: dict[str, np.uint16 | np.uint32] = {
+    "float32": np.uint32(0x7F800000),
+    "float16": np.uint16(0x7C00),
+    "bfloat16": np.uint16(0x7F80),
+}
 COEFFICIENT_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 

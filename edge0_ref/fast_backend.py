@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, islice
 
 import numba
 import numpy as np
@@ -34,6 +34,7 @@ from edge0_ref.prerouter import predict
 
 WORD_KINDS = {np.dtype(np.uint16): BFLOAT16, np.dtype(np.float16): FLOAT16, np.dtype(np.float32): FLOAT32}
 SMALL_WORK = 2**19  # multiplications; sharing out fewer takes longer than doing them
+JOBS = 32  # experts of one kernel call: a decoded token's all, a part of a prompt's
 NOTHING = np.empty(0, np.uint16)
 KERNELS = (
     fast_linear.linear_quantized,
@@ -92,6 +93,7 @@ class FastArithmetic(Arithmetic):
     def __init__(self, threads: int) -> None:
         self.threads = threads
         self._work = np.empty(0, np.float32)
+        self._sharing = 0  # how many threads the next kernel uses; not known yet
         self._layouts: dict[ExpertLayout, tuple[Array, Array]] = {}
 
     def _room(self, numbers: int) -> Array:
@@ -101,13 +103,20 @@ class FastArithmetic(Arithmetic):
 
     def _share(self, multiplications: int) -> None:
         """Let the next kernel use all threads, or this one alone where that is faster."""
-        numba.set_num_threads(1 if multiplications < SMALL_WORK else self.threads)
+        wanted = 1 if multiplications < SMALL_WORK else self.threads
+        if wanted != self._sharing:  # asking Numba takes microseconds
+            numba.set_num_threads(wanted)
+            self._sharing = wanted
 
     def stored(self, weight: QuantizedMatrix | Array) -> QuantizedMatrix | Array:
-        """As it is: kernels read coefficients of every kind."""
+        """As it is: kernels read numbers of every kind."""
         if not isinstance(weight, QuantizedMatrix):
             return weight
         return StoredMatrix(weight.packed, weight.scales, weight.biases, weight.bits, weight.group_size)
+
+    def stored_lora(self, lora: Lora) -> Lora:
+        """Its numbers as they are, but `up` column after column."""
+        return Lora(lora.down, np.ascontiguousarray(lora.up.T).T, lora.scale)
 
     def linear(self, x: Array, weight: QuantizedMatrix | Array, lora: Lora | None = None) -> Array:
         if not isinstance(weight, QuantizedMatrix):
@@ -117,7 +126,7 @@ class FastArithmetic(Arithmetic):
         down = up = NOTHING
         kind, rank, scale = FLOAT32, 0, np.float32(0)
         if lora is not None:
-            (down, kind), (up, _) = as_words(lora.down), as_words(lora.up)
+            (down, kind), (up, _) = as_words(lora.down), as_words(lora.up.T)
             rank, scale = lora.down.shape[0], np.float32(lora.scale)
         work = self._room(fast_linear.linear_room(x.shape[0], x.shape[1], weight.group_size, rank))
         y = np.empty((x.shape[0], weight.rows), np.float32)
@@ -156,8 +165,12 @@ class FastArithmetic(Arithmetic):
         return y
 
     def run_experts(self, outputs: Array, x: Array, group: Iterable[tuple[Uses, int]], bank: Bank) -> None:
-        """[EXE-003] All experts whose bytes are there, at once, where they lie."""
-        jobs = list(group)
+        """[EXE-003] Experts where they lie, many at once: the next are read meanwhile."""
+        waiting = iter(group)
+        while jobs := list(islice(waiting, JOBS)):
+            self._run_jobs(outputs, x, jobs, bank)
+
+    def _run_jobs(self, outputs: Array, x: Array, jobs: list[tuple[Uses, int]], bank: Bank) -> None:
         tokens = [token for (chosen, _), _ in jobs for token in chosen]
         ranks = [rank for (_, chosen), _ in jobs for rank in chosen]
         slots = np.array([slot for _, slot in jobs])
@@ -170,8 +183,8 @@ class FastArithmetic(Arithmetic):
         y = np.empty((len(tokens), layout.hidden), np.float32)
         self._share(3 * y.size * layout.inner)
         words = memory.reshape(-1).view(np.uint16)
-        given = np.ascontiguousarray(x[tokens], np.float32)
-        fast_experts.run_experts(given, memory, words, slots, starts, places, form, work, layout.inner, y)
+        x = activations(x, layout.hidden, layout.inner)
+        fast_experts.run_experts(x, np.array(tokens), memory, words, slots, starts, places, form, work, layout.inner, y)
         outputs[tokens, ranks] = y
 
 
@@ -195,6 +208,7 @@ class NumbaBackend(ReferenceBackend):
 
     name = "numba"
     claims = ReferenceBackend.claims - {"bits"}
+    reads_as_stored = True
 
     def __init__(self) -> None:
         self._arithmetic = FastArithmetic(get_thread_count())  # type: ignore[no-untyped-call]

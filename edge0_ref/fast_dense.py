@@ -19,11 +19,24 @@ from edge0_ref.lanes import (
     load,
     multiply_add,
     number,
+    spread,
+    store,
     total,
     zeros,
 )
 
 ROWS = 32  # a thread takes this many rows at a time, so which rows share a block depends on no thread
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+@no_type_check
+def numbers(words, first, kind):
+    """Sixteen numbers of a kind."""
+    if kind == FLOAT32:
+        return float32s(words, 2 * first)
+    if kind == BFLOAT16:
+        return bfloat16s(words, first)
+    return float16s(words, first)
 
 
 @numba.njit(cache=True, nogil=True)
@@ -38,18 +51,29 @@ def add_dense_rows(weight, first, kind, x, t, factor, top, end, y):
     whole, token = cols // WIDTH * WIDTH, t * cols
     for r in range(top, end):
         row, sums = first + r * cols, zeros()
-        if kind == FLOAT32:
-            for c in range(0, whole, WIDTH):
-                sums = multiply_add(float32s(weight, 2 * (row + c)), load(x, token + c), sums)
-        elif kind == BFLOAT16:
-            for c in range(0, whole, WIDTH):
-                sums = multiply_add(bfloat16s(weight, row + c), load(x, token + c), sums)
-        else:
-            for c in range(0, whole, WIDTH):
-                sums = multiply_add(float16s(weight, row + c), load(x, token + c), sums)
+        for c in range(0, whole, WIDTH):
+            sums = multiply_add(numbers(weight, row + c, kind), load(x, token + c), sums)
         result = total(sums)
         for c in range(whole, cols):
             result += number(weight, row + c, kind) * x[t, c]
+        y[t, r] += factor * result
+
+
+@numba.njit(cache=True, nogil=True)
+@no_type_check
+def add_narrow_rows(columns, kind, x, t, factor, top, end, y):
+    """The same for a weight of few columns, given as its columns: sixteen rows side by side, and no sum over lanes."""
+    rows = y.shape[1]
+    whole = top + (end - top) // WIDTH * WIDTH
+    for r in range(top, whole, WIDTH):
+        sums = zeros()
+        for c in range(x.shape[1]):
+            sums = multiply_add(numbers(columns, c * rows + r, kind), spread(x[t, c]), sums)
+        store(y, t * rows + r, multiply_add(sums, spread(factor), load(y, t * rows + r)))
+    for r in range(whole, end):
+        result = np.float32(0)
+        for c in range(x.shape[1]):
+            result += number(columns, c * rows + r, kind) * x[t, c]
         y[t, r] += factor * result
 
 

@@ -42,23 +42,27 @@ def gate_and_up_rows(task, blocks, bank, words, slots, starts, places, form, tur
 
 @numba.njit(cache=True, nogil=True, parallel=True)
 @no_type_check
-def run_experts(x, bank, words, slots, starts, places, form, work, inner_size, y):
+def run_experts(x, tokens, bank, words, slots, starts, places, form, work, inner_size, y):
     """[EXE-003] down(silu(gate x) * (up x)) for all experts of a call at once, each where it lies in its slot.
 
-    Job j is the expert in slots[j] at positions starts[j] .. starts[j + 1] - 1 of x, y [positions, hidden].
+    Job j is the expert in slots[j] at positions starts[j] .. starts[j + 1] - 1 of y [positions, hidden]; position p is
+    row tokens[p] of x.
     work: room for `experts_room` numbers. One thread arranges: that takes a thousandth of the time of multiplying.
     """
-    jobs, positions = slots.shape[0], x.shape[0]
+    jobs, positions = slots.shape[0], y.shape[0]
     turned, sums, rest = room_for_arranged(work, positions, x.shape[1], form[2])
     inner_turned, inner_sums, rest = room_for_arranged(rest, positions, inner_size, form[2])
     gate, inner = room(rest, positions, inner_size), room(rest[positions * inner_size :], positions, inner_size)
     inner_blocks, blocks = (inner.shape[1] + ROWS - 1) // ROWS, (y.shape[1] + ROWS - 1) // ROWS
-    for t in range(positions):
-        arrange_token(x, t, form[1], form[2], turned, sums)
+    for p in range(positions):
+        if p > 0 and tokens[p] == tokens[p - 1]:  # a single token meets all its experts
+            turned[p], sums[p] = turned[p - 1], sums[p - 1]
+        else:
+            arrange_token(x, tokens[p], form[1], form[2], turned, sums, p)
     for task in prange(jobs * inner_blocks):
         gate_and_up_rows(task, inner_blocks, bank, words, slots, starts, places, form, turned, sums, gate, inner)
     for t in range(positions):
-        arrange_token(inner, t, form[1], form[2], inner_turned, inner_sums)
+        arrange_token(inner, t, form[1], form[2], inner_turned, inner_sums, t)
     for task in prange(jobs * blocks):
         job, block = task // blocks, task % blocks
         expert_rows(2, block, job, bank, words, slots, starts, places, form, inner_turned, inner_sums, y)

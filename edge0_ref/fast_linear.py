@@ -17,7 +17,7 @@ import numba
 import numpy as np
 from numba import prange
 
-from edge0_ref.fast_dense import ROWS, add_dense_rows
+from edge0_ref.fast_dense import ROWS, add_dense_rows, add_narrow_rows, numbers
 from edge0_ref.lanes import (
     BFLOAT16,
     WIDTH,
@@ -65,8 +65,8 @@ def room_for_arranged(work, tokens, cols, size):
 
 @numba.njit(cache=True, nogil=True)
 @no_type_check
-def arrange_token(x, t, bits, size, turned, sums):
-    """Token t as rows of codes meet it, turned [tokens, cols], and its sums by group, sums [tokens, groups].
+def arrange_token(x, t, bits, size, turned, sums, p):
+    """Row t of x as rows of codes meet it, turned[p] of [.., cols], and its sums by group, sums[p] of [.., groups].
 
     Column 8 l + j of a block is code j of word l and goes to lane l of sixteen for j. Where less than a block is left,
     16 bytes hold 32 columns, even ones in low nibbles, odd ones in high nibbles. int8 codes stand as they are.
@@ -79,18 +79,18 @@ def arrange_token(x, t, bits, size, turned, sums):
             if j == 7:
                 factor = RAISED  # the one that is shifted
             for i in range(WIDTH):
-                turned[t, c + j * WIDTH + i] = x[t, c + 8 * i + j] * factor
+                turned[p, c + j * WIDTH + i] = x[t, c + 8 * i + j] * factor
             factor = factor * SIXTEENTH
     for c in range(whole, cols, 2 * WIDTH):
         for i in range(WIDTH):
             even, odd = (2 * i, 2 * i + 1) if bits == 4 else (i, WIDTH + i)
-            turned[t, c + i], turned[t, c + WIDTH + i] = x[t, c + even] * RAISED, x[t, c + odd] * RAISED
+            turned[p, c + i], turned[p, c + WIDTH + i] = x[t, c + even] * RAISED, x[t, c + odd] * RAISED
     one = spread(np.float32(1))
     for g in range(cols // size):
         group_sum = zeros()
         for c in range(g * size, (g + 1) * size, WIDTH):
             group_sum = multiply_add(load(x, t * cols + c), one, group_sum)
-        sums[t, g] = total(group_sum)
+        sums[p, g] = total(group_sum) * RAISED
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
@@ -149,48 +149,65 @@ def dot_of_pair(packed, code, c, bits, turned, at):
 
 @numba.njit(cache=True, nogil=True, inline="always")
 @no_type_check
-def add_rows_of_one(packed, code, scales, scale, kind, bits, size, turned, t, top, end, y):
-    """Rows top .. end - 1 times token t. Row 0's bytes start at packed[code], its scales at scales[scale]."""
-    cols = turned.shape[1]
-    whole, x = cols // BLOCK * BLOCK if bits == 4 else 0, t * cols
+def rows_of_one(packed, code, scales, scale, biases, bias, kind, bits, size, turned, sums, t, top, end, y):
+    """y[t, r] of rows top .. end - 1. Row 0 starts at packed[code], scales[scale], biases[bias]."""
+    cols, groups = turned.shape[1], turned.shape[1] // size
+    whole, sixteens, x = cols // BLOCK * BLOCK if bits == 4 else 0, groups // WIDTH * WIDTH, t * cols
     for r in range(top, end):
-        row, group, scaled = code + r * (cols * bits // 8), scale + r * (cols // size), zeros()
+        row, group, shift, lanes = code + r * (cols * bits // 8), scale + r * groups, bias + r * groups, zeros()
         for c in range(0, whole, BLOCK):
             fetch(packed, row + c // 2 + AHEAD)
             factor, unpacked = block_numbers(scales, group + c // size, kind, size), block_codes(packed, row + c // 2)
-            scaled = multiply_add(factor, dot_of_block(unpacked, turned, x + c), scaled)
+            lanes = multiply_add(factor, dot_of_block(unpacked, turned, x + c), lanes)
         for c in range(whole, cols, 2 * WIDTH):
             factor = spread(number(scales, group + c // size, kind))
-            scaled = multiply_add(factor, dot_of_pair(packed, row, c, bits, turned, x + c), scaled)
-        y[t, r] += total(scaled) * LOWERED
+            lanes = multiply_add(factor, dot_of_pair(packed, row, c, bits, turned, x + c), lanes)
+        for g in range(0, sixteens, WIDTH):
+            lanes = multiply_add(numbers(biases, shift + g, kind), load(sums, t * groups + g), lanes)
+        result = total(lanes)
+        for g in range(sixteens, groups):
+            result += number(biases, shift + g, kind) * sums[t, g]
+        y[t, r] = result * LOWERED
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
 @no_type_check
-def add_rows_of_four(packed, code, scales, scale, kind, bits, size, turned, t, top, end, y):
+def rows_of_four(packed, code, scales, scale, biases, bias, kind, bits, size, turned, sums, t, top, end, y):
     """The same for tokens t .. t + 3: codes are unpacked once, and each token's additions are those of one alone."""
-    cols = turned.shape[1]
-    whole, x = cols // BLOCK * BLOCK if bits == 4 else 0, t * cols
+    cols, groups = turned.shape[1], turned.shape[1] // size
+    whole, sixteens, x = cols // BLOCK * BLOCK if bits == 4 else 0, groups // WIDTH * WIDTH, t * cols
     for r in range(top, end):
-        row, group = code + r * (cols * bits // 8), scale + r * (cols // size)
-        scaled0, scaled1, scaled2, scaled3 = zeros(), zeros(), zeros(), zeros()
+        row, group, shift = code + r * (cols * bits // 8), scale + r * groups, bias + r * groups
+        lanes0, lanes1, lanes2, lanes3 = zeros(), zeros(), zeros(), zeros()
         for c in range(0, whole, BLOCK):
+            fetch(packed, row + c // 2 + AHEAD)
             factor, unpacked = block_numbers(scales, group + c // size, kind, size), block_codes(packed, row + c // 2)
             at = x + c
-            scaled0 = multiply_add(factor, dot_of_block(unpacked, turned, at), scaled0)
-            scaled1 = multiply_add(factor, dot_of_block(unpacked, turned, at + cols), scaled1)
-            scaled2 = multiply_add(factor, dot_of_block(unpacked, turned, at + 2 * cols), scaled2)
-            scaled3 = multiply_add(factor, dot_of_block(unpacked, turned, at + 3 * cols), scaled3)
+            lanes0 = multiply_add(factor, dot_of_block(unpacked, turned, at), lanes0)
+            lanes1 = multiply_add(factor, dot_of_block(unpacked, turned, at + cols), lanes1)
+            lanes2 = multiply_add(factor, dot_of_block(unpacked, turned, at + 2 * cols), lanes2)
+            lanes3 = multiply_add(factor, dot_of_block(unpacked, turned, at + 3 * cols), lanes3)
         for c in range(whole, cols, 2 * WIDTH):
             factor, at = spread(number(scales, group + c // size, kind)), x + c
-            scaled0 = multiply_add(factor, dot_of_pair(packed, row, c, bits, turned, at), scaled0)
-            scaled1 = multiply_add(factor, dot_of_pair(packed, row, c, bits, turned, at + cols), scaled1)
-            scaled2 = multiply_add(factor, dot_of_pair(packed, row, c, bits, turned, at + 2 * cols), scaled2)
-            scaled3 = multiply_add(factor, dot_of_pair(packed, row, c, bits, turned, at + 3 * cols), scaled3)
-        y[t, r] += total(scaled0) * LOWERED
-        y[t + 1, r] += total(scaled1) * LOWERED
-        y[t + 2, r] += total(scaled2) * LOWERED
-        y[t + 3, r] += total(scaled3) * LOWERED
+            lanes0 = multiply_add(factor, dot_of_pair(packed, row, c, bits, turned, at), lanes0)
+            lanes1 = multiply_add(factor, dot_of_pair(packed, row, c, bits, turned, at + cols), lanes1)
+            lanes2 = multiply_add(factor, dot_of_pair(packed, row, c, bits, turned, at + 2 * cols), lanes2)
+            lanes3 = multiply_add(factor, dot_of_pair(packed, row, c, bits, turned, at + 3 * cols), lanes3)
+        for g in range(0, sixteens, WIDTH):
+            shifts, at = numbers(biases, shift + g, kind), t * groups + g
+            lanes0 = multiply_add(shifts, load(sums, at), lanes0)
+            lanes1 = multiply_add(shifts, load(sums, at + groups), lanes1)
+            lanes2 = multiply_add(shifts, load(sums, at + 2 * groups), lanes2)
+            lanes3 = multiply_add(shifts, load(sums, at + 3 * groups), lanes3)
+        result0, result1, result2, result3 = total(lanes0), total(lanes1), total(lanes2), total(lanes3)
+        for g in range(sixteens, groups):
+            one = number(biases, shift + g, kind)
+            result0 += one * sums[t, g]
+            result1 += one * sums[t + 1, g]
+            result2 += one * sums[t + 2, g]
+            result3 += one * sums[t + 3, g]
+        y[t, r], y[t + 1, r] = result0 * LOWERED, result1 * LOWERED
+        y[t + 2, r], y[t + 3, r] = result2 * LOWERED, result3 * LOWERED
 
 
 @numba.njit(cache=True, nogil=True)
@@ -203,20 +220,17 @@ def quantized_rows(packed, code, scales, scale, biases, bias, form, turned, sums
     """
     kind, bits, size = form[0], form[1], form[2]
     usual = kind == BFLOAT16 and bits == 4 and size == 64
-    for t in range(first, last):
-        y[t, top:end] = 0
-        add_dense_rows(biases, bias, kind, sums, t, np.float32(1), top, end, y)
     t = first
     while t < last:
         four = t + 4 <= last
         if four and usual:
-            add_rows_of_four(packed, code, scales, scale, BFLOAT16, 4, 64, turned, t, top, end, y)
+            rows_of_four(packed, code, scales, scale, biases, bias, BFLOAT16, 4, 64, turned, sums, t, top, end, y)
         elif four:
-            add_rows_of_four(packed, code, scales, scale, kind, bits, size, turned, t, top, end, y)
+            rows_of_four(packed, code, scales, scale, biases, bias, kind, bits, size, turned, sums, t, top, end, y)
         elif usual:
-            add_rows_of_one(packed, code, scales, scale, BFLOAT16, 4, 64, turned, t, top, end, y)
+            rows_of_one(packed, code, scales, scale, biases, bias, BFLOAT16, 4, 64, turned, sums, t, top, end, y)
         else:
-            add_rows_of_one(packed, code, scales, scale, kind, bits, size, turned, t, top, end, y)
+            rows_of_one(packed, code, scales, scale, biases, bias, kind, bits, size, turned, sums, t, top, end, y)
         t += 4 if four else 1
 
 
@@ -224,7 +238,7 @@ def quantized_rows(packed, code, scales, scale, biases, bias, form, turned, sums
 @no_type_check
 def prepare_token(x, t, form, turned, sums, down, lora_kind, low):
     """What all rows share of token t: its arrangement, and what the LoRA makes of it, low[t] = A x[t]."""
-    arrange_token(x, t, form[1], form[2], turned, sums)
+    arrange_token(x, t, form[1], form[2], turned, sums, t)
     low[t, :] = 0
     add_dense_rows(down, 0, lora_kind, x, t, np.float32(1), 0, low.shape[1], low)
 
@@ -237,7 +251,7 @@ def linear_block(block, packed, scales, biases, form, turned, sums, up, lora_kin
     quantized_rows(packed, 0, scales, 0, biases, 0, form, turned, sums, 0, y.shape[0], top, end, y)
     if low.shape[1] > 0:
         for t in range(y.shape[0]):
-            add_dense_rows(up, 0, lora_kind, low, t, lora_scale, top, end, y)
+            add_narrow_rows(up, lora_kind, low, t, lora_scale, top, end, y)
 
 
 @numba.njit(cache=True, nogil=True, parallel=True)
@@ -245,8 +259,8 @@ def linear_block(block, packed, scales, biases, form, turned, sums, up, lora_kin
 def linear_quantized(x, packed, scales, biases, form, down, up, lora_kind, rank, lora_scale, work, y):
     """[DEQ-010] [LOR-001] y = W x + lora_scale * B (A x), float32 throughout.
 
-    x [tokens, cols], y [tokens, rows]; packed: bytes; scales, biases, down, up: 16-bit words, flat; form: [kind of the
-    coefficients, bits, group size]; work: room for `linear_room` numbers.
+    x [tokens, cols], y [tokens, rows]; packed: bytes; scales, biases, A, and B column after column: 16-bit words,
+    flat; form: [kind of the coefficients, bits, group size]; work: room for `linear_room` numbers.
     """
     turned, sums, rest = room_for_arranged(work, x.shape[0], x.shape[1], form[2])
     low = room(rest, x.shape[0], rank)

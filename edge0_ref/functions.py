@@ -17,19 +17,14 @@ def sigmoid(x: Vector) -> Vector:
     >>> sigmoid(np.array([0.0, -200.0], np.float32)).tolist()
     [0.5, 0.0]
     """
-    return _sigmoid64(x).astype(np.float32)
-
-
-def _sigmoid64(x: Vector) -> np.ndarray:
-    y = np.empty(x.size, np.float64)
-    kernels.sigmoid(np.ascontiguousarray(x).reshape(-1), y)
-    return y.reshape(x.shape)
+    y = np.empty(x.shape, np.float32)
+    kernels.sigmoid(np.ascontiguousarray(x).reshape(-1), y.reshape(-1))
+    return y
 
 
 def silu(x: Vector) -> Vector:
     """x * sigmoid(x), rounded once."""
-    y: Vector = (x * _sigmoid64(x)).astype(np.float32)
-    return y
+    return swiglu(x, np.ones_like(x))
 
 
 def swiglu(gate: Vector, up: Vector) -> Vector:
@@ -38,7 +33,8 @@ def swiglu(gate: Vector, up: Vector) -> Vector:
     >>> swiglu(np.array([1.0], np.float32), np.array([2.0], np.float32))
     array([1.4621172], dtype=float32)
     """
-    y: Vector = (gate * _sigmoid64(gate) * up).astype(np.float32)
+    y = np.empty(gate.shape, np.float32)
+    kernels.gated(np.ascontiguousarray(gate).reshape(-1), np.ascontiguousarray(up).reshape(-1), y.reshape(-1))
     return y
 
 

@@ -238,11 +238,26 @@ def causal_attention(q, keys, values, first, scale, y):
 
 @numba.njit(cache=True, nogil=True)
 @no_type_check
+def logistic(x):
+    """[NUM-003] `1 / (1 + exp(-x))` of one number, in float64, without overflow on either side."""
+    decayed = math.exp(-abs(np.float64(x)))
+    return (1.0 if x >= 0 else decayed) / (1.0 + decayed)
+
+
+@numba.njit(cache=True, nogil=True)
+@no_type_check
 def sigmoid(x, y):
-    """[NUM-003] `1 / (1 + exp(-x))` of float32 x [size] in float64, without overflow on either side."""
+    """[NUM-003] `1 / (1 + exp(-x))` of float32 x [size]."""
     for i in range(x.shape[0]):
-        decayed = math.exp(-abs(np.float64(x[i])))
-        y[i] = (1.0 if x[i] >= 0 else decayed) / (1.0 + decayed)
+        y[i] = logistic(x[i])
+
+
+@numba.njit(cache=True, nogil=True)
+@no_type_check
+def gated(gate, up, y):
+    """[EXE-003] `gate * sigmoid(gate) * up` of float32 arrays [size], products from left to right."""
+    for i in range(gate.shape[0]):
+        y[i] = np.float64(gate[i]) * logistic(gate[i]) * np.float64(up[i])
 
 
 @numba.njit(cache=True, nogil=True)
@@ -264,6 +279,7 @@ KERNELS = (
     delta_rule,
     causal_attention,
     sigmoid,
+    gated,
     erf,
 )
 

@@ -85,6 +85,19 @@ class SlotTable:
         self.last_use[expert] = self.clock
         self.uses[expert] = self.uses.get(expert, 0) + 1
 
+    def use_all(self, experts: Sequence[int]) -> None:
+        """[EXE-023] `use` of each; how often matters to one policy only."""
+        self.last_use.update(dict.fromkeys(experts, self.clock))
+        if self.policy == "least_frequent":
+            for expert in experts:
+                self.uses[expert] = self.uses.get(expert, 0) + 1
+
+    def call_resident(self, experts: Sequence[int]) -> None:
+        """A whole call that needs only experts which have a slot: begun, all used, finished."""
+        self.current = frozenset()
+        self.use_all(experts)
+        self.finish_call()
+
     def was_resident(self, expert: int) -> bool:
         """Whether the running call found this expert in a slot."""
         return expert in self.ready_at_call

@@ -7,8 +7,9 @@ from jaxtyping import Float32
 
 from edge0_ref.adapters import Adapters
 from edge0_ref.arithmetic import Arithmetic
+from edge0_ref.bits import widen
 from edge0_ref.checkpoint import Checkpoint
-from edge0_ref.contract import Array, Lora, QuantizedMatrix
+from edge0_ref.contract import Array, Lora, PrerouterHead, QuantizedMatrix
 from edge0_ref.dequant import dequantize
 from edge0_ref.lora import linear
 
@@ -34,8 +35,18 @@ class Weights:
     arithmetic: Arithmetic = field(default_factory=Arithmetic)
 
     def linear(self, module: str) -> Linear:
-        weight = self.arithmetic.stored(self.checkpoint.matrix(module))
-        return Linear(weight, self.adapters.loras.get(module), self.arithmetic)
+        weight, lora = self.arithmetic.stored(self.checkpoint.matrix(module)), self.adapters.loras.get(module)
+        return Linear(weight, lora and self.arithmetic.stored_lora(lora), self.arithmetic)
+
+    def head(self, owner: int) -> PrerouterHead | None:
+        """The prerouter head of a layer, if an adapter brought one."""
+        head = self.adapters.heads.get(owner)
+        return head and PrerouterHead(self._stored(head.fc1), self._stored(head.fc2), self._stored(head.linear))
+
+    def _stored(self, numbers: Array) -> Array:
+        stored = self.arithmetic.stored(numbers)
+        assert not isinstance(stored, QuantizedMatrix)
+        return stored
 
     def dense(self, module: str) -> Float32[np.ndarray, "rows cols"]:
         """[DEC-062] A linear layer's weights as numbers, for a mixer that does not multiply it by activations.
@@ -46,7 +57,7 @@ class Weights:
         weight = dequantize(layer.weight) if isinstance(layer.weight, QuantizedMatrix) else layer.weight
         if layer.lora is None:
             return weight
-        update = linear(np.ascontiguousarray(layer.lora.down.T), layer.lora.up).T
+        update = linear(np.ascontiguousarray(widen(layer.lora.down).T), layer.lora.up).T
         return (weight + np.float64(layer.lora.scale) * update).astype(np.float32)
 
     def vector(self, name: str) -> Array:

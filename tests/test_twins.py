@@ -15,6 +15,8 @@ MATHS = ORDER[ORDER.index("kernels") : ORDER.index("engine")]
 WITHOUT_TWIN = {
     "executors/bank.py": "slots.py: memory of MLX, which must know the graphs that read it",
     "arithmetic.py": "which of the reference's two sets of kernels a decoder runs",
+    "losses.py": "train/losses.py, where MLX finds the gradients",
+    "head_training.py": "train/stages.py trains all heads at once",
     "lanes.py": "threads of the second backend over the reference's decoder; MLX has its own",
 }
 SECOND = "fast_"  # kernels of that second backend, which are to NumPy what MLX is
@@ -29,7 +31,9 @@ LEFT_OUT = {
         "dequantize_row": "mx.dequantize",
         "dequantize_rows": "mx.dequantize",
         "l2_normalize": "functions.py has it in MLX's operations",
+        "logistic": "mx.sigmoid",
         "sigmoid": "mx.sigmoid",
+        "gated": "functions.py has it in MLX's operations",
         "erf": "mx.erf",
         "weighted_sum": "a batched product",
         "compiled_before": "nothing is compiled before the first token",
@@ -40,7 +44,12 @@ LEFT_OUT = {
         "run_into": "a graph's outputs are gathered at the end: CallGraph",
         "run_each": "a graph's outputs are gathered at the end: CallGraph",
     },
-    "decoder.py": {"ignore": "without an observer nothing is noted"},
+    "decoder.py": {
+        "ignore": "without an observer nothing is noted",
+        "Layer": "layers.py: what a layer's pieces are, apart from how a call goes through them",
+        "make_mixer": "layers.py",
+        "make_mlp": "layers.py",
+    },
 }
 ADDED = {
     "lora.py": {"add_update"},
@@ -49,8 +58,8 @@ ADDED = {
     "executors/exact.py": {"Held", "bank_slots", "CallGraph"},
     "weights.py": {"Joined", "joined"},
     "mixers/attention.py": {"cos_and_sin"},
+    "mixers/gated_delta.py": {"rows_of", "query_and_key_scales"},
     "mixers/mla.py": {"per_head"},
-    "decoder.py": {"make_layers", "Call"},
 }
 
 

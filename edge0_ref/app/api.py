@@ -8,17 +8,18 @@ with open_model() as model:
     print(text.result.tokens_per_second, model.counters.bytes_read)
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from importlib.resources import files
 from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
 
 from edge0_ref.adapters import Adapters, adapters_of
-from edge0_ref.app.backends import find_backend, notice_of
+from edge0_ref.app.backends import find_backend, limit_memory, notice_of, reads_as_stored
+from edge0_ref.app.locate import locate
 from edge0_ref.app.read_mode import default_read_mode
+from edge0_ref.app.reuse import open_prefixes
 from edge0_ref.checkpoint import Checkpoint
 from edge0_ref.config import ModelConfig
 from edge0_ref.contract import (
@@ -28,13 +29,15 @@ from edge0_ref.contract import (
     Backend,
     Counters,
     ExecutorKind,
+    Measuring,
     Observe,
     ReadMode,
 )
 from edge0_ref.engine.memory import parse_size, resident_bytes
 from edge0_ref.engine.plan import MemoryPlan, Request, make_plan, plan_text
+from edge0_ref.engine.prefixes import PrefixBudget, Prefixes
 from edge0_ref.engine.sampling import SamplingSettings
-from edge0_ref.engine.session import Generation, Prompt, Session, check_limits, prompt_ids
+from edge0_ref.engine.session import Asked, Generation, Prompt, Session, check_limits, prompt_ids
 from edge0_ref.errors import UsageError
 from edge0_ref.inventory import open_checkpoint
 from edge0_ref.packed import SIDECAR
@@ -43,15 +46,11 @@ from edge0_ref.tokens import Tokenizer, open_tokenizer
 Notify = Callable[[str], None]
 
 
-def embedded_model() -> Path:
-    """The model that comes with edge0."""
-    return Path(str(files("edge0_ref"))) / "assets" / "kjv-moe"
-
-
 def open_model(
-    folder: Path | str | None = None,
+    model: Path | str | None = None,
     *,
     backend: str = "reference",
+    dtype: str | None = None,
     adapters: Path | str | None = None,
     use_adapters: bool = True,
     memory: int | str | None = None,
@@ -61,14 +60,17 @@ def open_model(
     packed: Path | str | None = None,
     reader_threads: int = 2,
     context: int | None = None,
+    reuse: PrefixBudget | None = None,
     observe: Observe | None = None,
     cache: Path | None = None,
     notify: Notify = lambda text: None,
 ) -> "Model":
-    """Open a model folder (None: the embedded model); files are checked now, weights are read with the first text.
+    """Open a model: a folder, a tier, a repository in the hub's cache, or None for the embedded one.
 
-    adapters: a folder; None takes `adapters` inside the model's folder if it is there. memory: bytes, or "3GiB".
-    context: tokens to plan for; None plans for what a text asks for. read_mode: None is `default_read_mode`, with what
+    Files are checked now, weights are read with the first text. adapters: a folder; None takes those inside the
+    model's folder, if there are any. dtype: of activations; None is the backend's choice. memory: bytes, or "3GiB".
+    context: tokens to plan for; None plans for what a text asks for. reuse: room for prefixes kept from text to text;
+    None keeps none. read_mode: None is `default_read_mode`, with what
     `edge0 doctor` left in the folder `cache`. packed: a sidecar, or its folder; None takes the one beside the model if
     it is there, "none" takes none. notify: told what a user should know. Raises CheckpointError, AdapterError,
     UsageError.
@@ -77,9 +79,11 @@ def open_model(
         if value is not None and value not in known:
             raise UsageError(f"{what} {value!r}, wanted one of {', '.join(known)}")
     budget = parse_size(memory) if isinstance(memory, str) else memory
-    checkpoint = choose_packed(open_checkpoint(embedded_model() if folder is None else folder), packed)
+    located = locate(model)
+    checkpoint = choose_packed(open_checkpoint(located.folder), packed)
     settings = ModelSettings(
         backend=backend,
+        dtype=dtype,
         request=Request(
             context=1 if context is None else context,
             memory=budget,
@@ -87,15 +91,15 @@ def open_model(
             slots=slots,
             read_mode=cast(ReadMode, read_mode or default_read_mode(checkpoint, budget, cache)),
             reader_threads=reader_threads,
+            prefix_bytes=reuse.memory if reuse else 0,
         ),
         context=context,
+        reuse=reuse,
         observe=observe,
         notify=notify,
     )
-    held = checkpoint.folder / "adapters"
-    chosen = Path(adapters) if adapters is not None else held if held.is_dir() else None
-    opened = adapters_of(checkpoint, chosen) if use_adapters else Adapters()
-    for note in opened.notes:
+    opened = adapters_of(checkpoint, adapters or located.adapters) if use_adapters else Adapters()
+    for note in filter(None, (located.note, *opened.notes)):
         notify(note)
     return Model(checkpoint, opened, settings)
 
@@ -117,8 +121,10 @@ class ModelSettings:
     """How a model is to be run; `request.context` is filled in for each plan, from `context` if that is given."""
 
     backend: str
+    dtype: str | None
     request: Request
     context: int | None
+    reuse: PrefixBudget | None
     observe: Observe | None
     notify: Notify
 
@@ -129,7 +135,9 @@ class Model:
     def __init__(self, checkpoint: Checkpoint, adapters: Adapters, settings: ModelSettings) -> None:
         self.checkpoint, self.adapters, self.settings = checkpoint, adapters, settings
         self.plan: MemoryPlan | None = None  # of the decoder that runs now
+        self.prefixes: Prefixes | None = None  # once there is a decoder, if they are to be kept
         self._session: Session | None = None
+        self._logits_tokens = 0  # that its plan has room for
         self._closed = False
         self._earlier = Counters()  # of decoders closed before
 
@@ -149,12 +157,18 @@ class Model:
     @cached_property
     def backend(self) -> Backend[Any]:
         """Raises BackendError."""
-        return find_backend(self.settings.backend)
+        return find_backend(self.settings.backend, dtype=self.settings.dtype)
 
     @property
     def counters(self) -> Counters:
         """What streaming did since the model was opened."""
         return self._earlier if self._session is None else add(self._earlier, self._session.decoder.counters)
+
+    @property
+    def measures(self) -> Mapping[str, float]:
+        """What the decoder that runs measured itself, if it does."""
+        decoder = self._session.decoder if self._session else None
+        return decoder.measures() if isinstance(decoder, Measuring) else {}
 
     def generate(
         self,
@@ -162,38 +176,63 @@ class Model:
         max_tokens: int = 256,
         settings: SamplingSettings | None = None,
         stop: Sequence[str] = (),
+        asked: Asked | None = None,
+        turn: int | None = None,
     ) -> Generation:
-        """A text, piece by piece; `.result` says what it was and what it cost. The prompt is text, or token ids."""
+        """A text, piece by piece; `.result` says what it was and what it cost. The prompt is text, or token ids.
+
+        turn: how many ids of the prompt the conversation's next prompt will begin with; None: all.
+        """
         check_limits(max_tokens, stop)
         ids = self.token_ids(prompt)
-        return self._session_for(len(ids), len(ids) + max_tokens).generate(ids, max_tokens, settings, stop)
+        return self._session_for(len(ids), len(ids) + max_tokens).generate(ids, max_tokens, settings, stop, asked, turn)
 
     def logits(self, prompt: Prompt) -> Array:
         """Logits of every token of the prompt, float32 [tokens, vocab]."""
         ids = self.token_ids(prompt)
-        return self._session_for(len(ids), len(ids)).logits(ids)
+        return self._session_for(len(ids), len(ids), logits_tokens=len(ids)).logits(ids)
 
     def token_ids(self, prompt: Prompt) -> list[int]:
         """Raises UsageError for an empty prompt, an unknown id, or text where there is no tokenizer."""
         needs_tokenizer = isinstance(prompt, str) and self.has_tokenizer
         return prompt_ids(prompt, self.tokenizer if needs_tokenizer else None, self.config)
 
-    def _session_for(self, prompt_tokens: int, context: int) -> Session:
+    def _session_for(self, prompt_tokens: int, context: int, logits_tokens: int = 0) -> Session:
         """The running session if it has room, else a new one: planned first, then allocated."""
         if self._closed:
             raise UsageError("this model is closed")
         context = self.settings.context or min(context, self.config.max_context)
-        if self._session is None or self._session.context < context:
+        if self._session is None or self._session.context < context or self._logits_tokens < logits_tokens:
             self._release()
             if notice := notice_of(self.backend):
                 self.settings.notify(notice)
-            request = replace(self.settings.request, context=context, prompt_tokens=prompt_tokens)
+            stored = reads_as_stored(self.backend)
+            request = replace(
+                self.settings.request,
+                context=context,
+                prompt_tokens=prompt_tokens,
+                logits_tokens=logits_tokens,
+                reads_as_stored=stored,
+            )
+            self._logits_tokens = logits_tokens
             self.plan = make_plan(self.checkpoint, self.adapters, request, resident_bytes())
             if request.memory is not None:
                 self.settings.notify(plan_text(self.plan))
+            limit_memory(self.backend, request.memory)
             decoder = self.backend.decoder(self.checkpoint, self.plan.plan, self.adapters, self.settings.observe)
             tokenizer = self.tokenizer if self.has_tokenizer else None
-            self._session = Session(decoder, self.config, context, tokenizer, self.backend.to_numpy)
+            if self.settings.reuse and self.prefixes is None:
+                self.prefixes = open_prefixes(
+                    self.checkpoint,
+                    self.adapters,
+                    self.backend,
+                    self.plan.plan.top_k,
+                    self.settings.reuse,
+                    self.settings.notify,
+                )
+            if self.prefixes:
+                self.prefixes.attach(decoder)
+            self._session = Session(decoder, self.config, context, tokenizer, self.backend.to_numpy, self.prefixes)
         return self._session
 
     def _release(self) -> None:
@@ -203,7 +242,12 @@ class Model:
             session.decoder.close()
 
     def close(self) -> None:
-        """Stop the reader threads and let go of memory and files; closing twice does nothing."""
+        """Stop the reader threads and let go of memory and files; closing twice does nothing.
+
+        Prefixes that are kept in memory go to the disk, if there is room for them.
+        """
+        if self.prefixes:
+            self.prefixes.close()
         self._release()
         self._closed = True
 

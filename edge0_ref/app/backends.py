@@ -2,6 +2,7 @@
 
 from importlib import import_module
 from importlib.metadata import entry_points
+from inspect import signature
 from typing import Any
 
 from edge0_ref.contract import Backend
@@ -15,8 +16,11 @@ def known_backends() -> list[str]:
     return sorted({entry.name for entry in entry_points(group=GROUP)})
 
 
-def find_backend(name: str, needs: str = "decoder") -> Backend[Any]:
-    """[BCK-008] The backend a factory makes, if it claims what is needed. Raises BackendError, saying what is known."""
+def find_backend(name: str, needs: str = "decoder", dtype: str | None = None) -> Backend[Any]:
+    """[BCK-008] The backend a factory makes, if it claims what is needed. Raises BackendError, saying what is known.
+
+    dtype: of activations, None for the backend's own choice. A factory with more than one takes a keyword `dtype`.
+    """
     if ":" in name:
         module, _, attribute = name.partition(":")
     else:
@@ -26,15 +30,33 @@ def find_backend(name: str, needs: str = "decoder") -> Backend[Any]:
             raise BackendError(f"backend {name!r} is not known; known: {known}, or package.module:factory")
         module, attribute = entry.module, entry.attr
     try:
-        backend: Backend[Any] = getattr(import_module(module), attribute)()
-        claims = backend.claims
+        factory = getattr(import_module(module), attribute)
+        chosen = {"dtype": dtype} if dtype and "dtype" in signature(factory).parameters else {}
+        backend: Backend[Any] = factory(**chosen)
+        claims, activations = backend.claims, getattr(backend, "activations", "float32")
+    except BackendError:
+        raise
     except Exception as error:  # a backend is foreign code: its import can fail in any way
         raise BackendError(f"backend {name}: {module}:{attribute} fails: {type(error).__name__}: {error}") from error
+    if dtype not in (None, activations):
+        raise BackendError(f"backend {name} computes in {activations} only, wanted {dtype}")
     if needs not in claims:
         raise BackendError(
             f"backend {name} does not claim {needs!r}; it claims {', '.join(sorted(claims)) or 'nothing'}"
         )
     return backend
+
+
+def reads_as_stored(backend: Backend[Any]) -> bool:
+    """[ENG-030] Whether weights and adapters stay what they are in files, and are widened as they are read."""
+    return bool(getattr(backend, "reads_as_stored", False))
+
+
+def limit_memory(backend: Backend[Any], budget: int | None) -> None:
+    """Tell a backend that allocates by itself what a plan allows, None for no budget: its optional `limit_memory`."""
+    limit = getattr(backend, "limit_memory", None)
+    if limit is not None:
+        limit(budget)
 
 
 def notice_of(backend: Backend[Any]) -> str | None:

@@ -17,7 +17,7 @@ from edge0_ref.errors import BudgetError, UsageError
 from edge0_ref.expert_store import find_experts
 from edge0_ref.readers import BLOCK
 
-CHUNKS = (256, 128, 64, 32)
+CHUNKS = (512, 256, 128, 64, 32)
 SMALL_LAYER_BYTES = 2**28  # without a budget, a prompt gets a whole layer at a time only if one is this small
 MARGIN_BYTES = 96 * 2**20  # compiling or loading kernels, Python objects, allocator slack
 SLACK_BYTES = 2 * 2**20  # the process's own size moves by this much from run to run
@@ -25,15 +25,23 @@ SLACK_BYTES = 2 * 2**20  # the process's own size moves by this much from run to
 
 @dataclass(frozen=True)
 class Request:
-    """What a user asks for; None is "choose". memory: bytes for the whole process; context: tokens of one text."""
+    """What a user asks for; None is "choose".
+
+    memory: bytes for the whole process; context: tokens of one text; logits_tokens: of a prompt all of whose logits are
+    wanted; prefix_bytes: for states kept between texts;
+    reads_as_stored: the backend's weights and adapters stay what they are in files, instead of float32.
+    """
 
     context: int
     prompt_tokens: int = 0
+    logits_tokens: int = 0
     memory: int | None = None
     executor: ExecutorKind = "staged"
     slots: int | None = None
     read_mode: ReadMode = "pread"
     reader_threads: int = 2
+    prefix_bytes: int = 0
+    reads_as_stored: bool = False
 
     def __post_init__(self) -> None:
         for name, value in (("context", self.context), ("slots", self.slots), ("threads", self.reader_threads)):
@@ -86,14 +94,14 @@ class Sizes:
         return max(count for _, count in self.experts.values())
 
 
-def sizes_of(checkpoint: Checkpoint) -> Sizes:
+def sizes_of(checkpoint: Checkpoint, reads_as_stored: bool = False) -> Sizes:
     experts, largest_range = {}, 0
     for layer, moe in checkpoint.config.moe_layers.items():
         layout, pieces = find_experts(checkpoint, layer, moe)
         experts[layer] = layout.nbytes, moe.num_experts
         ranges = (piece.nbytes for piece in pieces) if checkpoint.packed is None else [layout.nbytes]
         largest_range = max(largest_range, *ranges)
-    return Sizes(experts, resident_weight_bytes(checkpoint), largest_range)
+    return Sizes(experts, resident_weight_bytes(checkpoint, reads_as_stored), largest_range)
 
 
 def make_plan(checkpoint: Checkpoint, adapters: Adapters, request: Request, process_bytes: int) -> MemoryPlan:
@@ -103,13 +111,16 @@ def make_plan(checkpoint: Checkpoint, adapters: Adapters, request: Request, proc
     whole layer for the prompt and then more slots. Raises BudgetError, naming a budget that works; UsageError for a
     context the model does not have.
     """
-    config, sizes = checkpoint.config, sizes_of(checkpoint)
+    config, sizes = checkpoint.config, sizes_of(checkpoint, request.reads_as_stored)
+    widened = 0 if request.reads_as_stored else adapters.widened_bytes
     if request.context > config.max_context:
         raise UsageError(f"context of {request.context} tokens; this model has {config.max_context}")
 
     def priced(plan: Plan) -> MemoryPlan:
-        rows = [("process as it is", process_bytes - adapters.nbytes), ("adapters", adapters.nbytes)]
-        rows += cost_rows(config, sizes, plan)
+        rows = [("process as it is", process_bytes - adapters.nbytes), ("adapters", adapters.nbytes + widened)]
+        rows += [*cost_rows(config, sizes, plan), ("kept prefixes", request.prefix_bytes)]
+        logits = 2 * 4 * config.vocab_size * request.logits_tokens  # call by call, then joined
+        rows.append((f"logits of {request.logits_tokens} tokens", logits))
         return MemoryPlan(plan, tuple((what, nbytes) for what, nbytes in rows if nbytes), request.memory)
 
     smallest = smallest_plan(request, adapters.top_k or config.top_k, sizes)
@@ -147,13 +158,14 @@ def smallest_plan(request: Request, top_k: int, sizes: Sizes) -> Plan:
 
 def spend(plan: Plan, request: Request, sizes: Sizes, spare: Callable[[Plan], int]) -> Plan:
     """Grow the smallest plan step by step, keeping each step that leaves no negative `spare`."""
-    plan = next(larger for size in CHUNKS if spare(larger := replace(plan, prefill_chunk=size)) >= 0)
+    fitting = [larger for size in CHUNKS if spare(larger := replace(plan, prefill_chunk=size)) >= 0]
+    plan = fitting[0]
     fixed = request.slots is not None or request.executor not in ("staged", "hot")
     everything = replace(plan, slots=sizes.most_experts)
     if not fixed and spare(everything) >= 0:
         return everything
-    whole = with_whole_layers(plan, request, sizes)
-    plan = whole if spare(whole) >= 0 else plan
+    wholes = [whole for each in fitting if (whole := with_whole_layers(each, request, sizes)) is not each]
+    plan = next((whole for whole in wholes if spare(whole) >= 0), plan)
     more = spare(plan) // sizes.one_of_each_layer
     return plan if fixed else replace(plan, slots=min(plan.slots + more, sizes.most_experts))
 
@@ -198,16 +210,17 @@ def held_experts(plan: Plan, sizes: Sizes) -> tuple[str, int]:
             return f"{plan.slots} slots", plan.slots * sizes.one_of_each_layer
 
 
-def resident_weight_bytes(checkpoint: Checkpoint) -> int:
-    """Everything but routed experts: codes as stored, coefficients and float tensors in float32.
+def resident_weight_bytes(checkpoint: Checkpoint, reads_as_stored: bool = False) -> int:
+    """Everything but routed experts: codes as stored, float tensors in float32, and so are coefficients if widened.
 
     A layer that files may hold as stacks of heads is taken apart into heads, in float32, however it is stored.
     """
     total = sum(prod(shape) * 4 for shape in checkpoint.config.tensors.vectors.values())
     for module, (rows, cols) in checkpoint.config.tensors.linears.items():
         if f"{module}.scales" in checkpoint and module not in checkpoint.config.tensors.stacks:
-            groups = checkpoint.info(f"{module}.scales").shape[-1]
-            total += checkpoint.info(f"{module}.weight").nbytes + 2 * rows * groups * 4
+            scales = checkpoint.info(f"{module}.scales")
+            coefficients = 2 * (scales.nbytes if reads_as_stored else 4 * prod(scales.shape))
+            total += checkpoint.info(f"{module}.weight").nbytes + coefficients
         else:
             total += rows * cols * 4
     return total

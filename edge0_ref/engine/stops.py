@@ -28,7 +28,7 @@ class StopStrings:
         if found:
             self.hit, self._held = True, ""
             return text[: min(found)[1]]
-        keep = max((_overlap(text, stop) for stop in self._stops), default=0)
+        keep = max((overlap(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
 
@@ -38,6 +38,6 @@ class StopStrings:
         return held
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """Length of the longest end of `text` that begins `stop`."""
     return next((size for size in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:size])), 0)

@@ -43,7 +43,8 @@ class WholeLayerExecutor:
     def __call__(self, x: Array, routing: Routing) -> Array:
         outputs = np.empty((routing.tokens, routing.experts.shape[1], x.shape[1]), np.float32)
         bank = self._load()
-        self._run(outputs, x, ((uses, self._wait(expert)) for expert, uses in routing.uses().items()), bank)
+        in_order_of_reads = sorted(routing.uses().items())
+        self._run(outputs, x, ((uses, self._wait(expert)) for expert, uses in in_order_of_reads), bank)
         return combine(outputs, routing.weights)
 
     def _wait(self, expert: int) -> int:

@@ -16,7 +16,7 @@ from edge0_ref.backend import create
 from edge0_ref.checkpoint import Checkpoint
 from edge0_ref.contract import Plan
 from edge0_ref.engine.memory import parse_size
-from edge0_ref.engine.plan import MemoryPlan, Request, cost_rows, make_plan, plan_text, sizes_of, state_bytes
+from edge0_ref.engine.plan import CHUNKS, MemoryPlan, Request, cost_rows, make_plan, plan_text, sizes_of, state_bytes
 from edge0_ref.errors import BudgetError, UsageError
 from edge0_ref.inventory import open_checkpoint
 from tests.ref.builders import Recipe, build
@@ -30,6 +30,7 @@ REQUESTS = st.builds(
     executor=st.sampled_from(["exact", "staged", "hot", "whole_layer"]),
     slots=st.one_of(st.none(), st.integers(1, 20)),
     read_mode=st.sampled_from(["mmap", "pread", "direct"]),
+    reads_as_stored=st.booleans(),
 )
 SPARE = st.integers(0, 40 * 2**20)
 
@@ -63,7 +64,9 @@ def test_the_budget_a_refusal_names_is_accepted(request) -> None:
 def test_a_budget_is_refused_if_and_only_if_nothing_fits(request) -> None:
     smallest = planned(replace(request, memory=minimum(request))).plan
     cheapest = replace(smallest, prefill_chunk=32, prefill_executor=smallest.executor, slots=least_slots(request))
-    total = PROCESS + sum(nbytes for _, nbytes in cost_rows(model().config, sizes_of(model()), cheapest))
+    total = PROCESS + sum(
+        nbytes for _, nbytes in cost_rows(model().config, sizes_of(model(), request.reads_as_stored), cheapest)
+    )
     assert planned(replace(request, memory=total)).total <= total
     with pytest.raises(BudgetError):
         planned(replace(request, memory=total - 1))
@@ -90,7 +93,10 @@ def test_more_memory_is_never_worse(request, spare) -> None:
     budget = minimum(request)
     small = planned(replace(request, memory=budget)).plan
     large = planned(replace(request, memory=budget + spare)).plan
-    assert large.prefill_chunk >= small.prefill_chunk
+    if large.prefill_executor == small.prefill_executor:  # a whole layer at a time is better than large calls
+        assert large.prefill_chunk >= small.prefill_chunk
+    else:
+        assert large.prefill_executor == "whole_layer"
     everything = planned(replace(request, memory=2**40)).plan
     assert everything.slots == (
         least_slots(request) if request.slots or request.executor in ("exact", "whole_layer") else RECIPE.experts
@@ -140,8 +146,16 @@ def test_staged_decoding_costs_the_same_whatever_the_number_of_experts() -> None
     """But for the routers, one row of hidden size and its coefficients for each expert, and features of heads."""
     few, many = (planned(Request(context=100, prompt_tokens=3), experts).total for experts in (16, 128))
     router_row = RECIPE.hidden + 2 * 4 * (RECIPE.hidden // RECIPE.group_size)  # int8 codes, float32 coefficients
-    features = 2 * 8 * 256  # two float64 for each expert and each token of a call
+    features = 2 * 8 * CHUNKS[0]  # two float64 for each expert and each token of a call
     assert many - few == (128 - 16) * (RECIPE.layers * router_row + features)
+
+
+@pytest.mark.spec("ENG-034")
+@given(request=REQUESTS, tokens=st.integers(0, 4096))
+def test_logits_of_a_whole_prompt_are_planned_twice(request, tokens) -> None:
+    with_logits = replace(request, logits_tokens=tokens)
+    assert planned(with_logits).total - planned(request).total == 2 * 4 * tokens * model().config.vocab_size
+    assert minimum(with_logits) >= minimum(request)
 
 
 @pytest.mark.parametrize("text", ["", "GiB", "3 bananas", "-1", "1e9", "3 Gi B"])

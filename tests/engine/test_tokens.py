@@ -11,7 +11,7 @@ from tokenizers import decoders, models
 
 from edge0_ref.app import embedded_model
 from edge0_ref.errors import CheckpointError, UsageError
-from edge0_ref.tokens import Tokenizer, open_tokenizer, render
+from edge0_ref.tokens import Tokenizer, compile_template, open_tokenizer
 
 EMBEDDED = open_tokenizer(embedded_model())
 
@@ -130,14 +130,14 @@ def test_a_template_file_goes_before_the_one_in_the_settings(tmp_path) -> None:
 )
 def test_a_template_that_reaches_out_or_fails_is_a_usage_error(template) -> None:
     with pytest.raises(UsageError, match="template"):
-        render(template, {"messages": [{"role": "user", "content": "hi"}]})
+        compile_template(template)({"messages": [{"role": "user", "content": "hi"}]})
 
 
 @pytest.mark.spec("ENG-003")
 def test_templates_have_what_published_ones_use() -> None:
     template = "{% for m in messages %}\n  {% if m == 2 %}\n    {% break %}\n  {% endif %}\n{{ m }},{% endfor %}"
-    assert render(template, {"messages": [0, 1, 2, 3]}) == "0,1,"
-    assert len(render("{{ strftime_now('%Y-%m-%d') }}", {})) == len("2000-01-01")
+    assert compile_template(template)({"messages": [0, 1, 2, 3]}) == "0,1,"
+    assert len(compile_template("{{ strftime_now('%Y-%m-%d') }}")({})) == len("2000-01-01")
 
 
 @pytest.mark.spec("ENG-003")

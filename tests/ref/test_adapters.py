@@ -98,7 +98,7 @@ def test_what_is_written_is_read_back_to_the_bit(
     assert {lora.scale for lora in opened.loras.values()} == {alpha / rank}
     assert opened.top_k == 3
     assert opened.metadata == metadata
-    assert opened.nbytes == sum(values.nbytes for values in wanted.values())
+    assert opened.widened_bytes == 2 * opened.nbytes == sum(values.nbytes for values in wanted.values())
     assert [path.name for path in tmp_path.iterdir()] == ["a.safetensors"]
 
 

@@ -71,6 +71,8 @@ def arguments(name: str, draw: Draw, t: int, n: int, h: int) -> list[Any]:
         case "delta_rule":
             q, k = draw(t, h, n), draw(t, h, n)
             return [q, k, draw(t, 2 * h, 3), draw(t, 2 * h), draw(t, 2 * h, n), draw(2 * h, 3, n), empty(t, 2 * h, 3)]
+        case "gated":
+            return [draw(n), draw(n), empty(n)]
         case "causal_attention":
             return [draw(t, 2 * h, n), draw(t + 5, h, n), draw(t + 5, h, n), 3, 0.5, empty(t, 2 * h, n)]
         case _:
