@@ -61,19 +61,22 @@ def add_dense_rows(weight, first, kind, x, t, factor, top, end, y):
 
 @numba.njit(cache=True, nogil=True)
 @no_type_check
-def add_narrow_rows(columns, kind, x, t, factor, top, end, y):
-    """The same for a weight of few columns, given as its columns: sixteen rows side by side, and no sum over lanes."""
-    rows = y.shape[1]
+def add_narrow_rows(blocks, kind, x, t, factor, top, end, y):
+    """The same for a weight of few columns, cut into blocks of sixteen rows, in each column after column.
+
+    So rows stand side by side, no sum runs over lanes, and memory is read from front to back. `top` starts a block.
+    """
+    cols = x.shape[1]
     whole = top + (end - top) // WIDTH * WIDTH
     for r in range(top, whole, WIDTH):
         sums = zeros()
-        for c in range(x.shape[1]):
-            sums = multiply_add(numbers(columns, c * rows + r, kind), spread(x[t, c]), sums)
-        store(y, t * rows + r, multiply_add(sums, spread(factor), load(y, t * rows + r)))
+        for c in range(cols):
+            sums = multiply_add(numbers(blocks, r * cols + c * WIDTH, kind), spread(x[t, c]), sums)
+        store(y, t * y.shape[1] + r, multiply_add(sums, spread(factor), load(y, t * y.shape[1] + r)))
     for r in range(whole, end):
         result = np.float32(0)
-        for c in range(x.shape[1]):
-            result += number(columns, c * rows + r, kind) * x[t, c]
+        for c in range(cols):
+            result += number(blocks, whole * cols + c * WIDTH + r - whole, kind) * x[t, c]
         y[t, r] += factor * result
 
 

@@ -259,7 +259,7 @@ def linear_block(block, packed, scales, biases, form, turned, sums, up, lora_kin
 def linear_quantized(x, packed, scales, biases, form, down, up, lora_kind, rank, lora_scale, work, y):
     """[DEQ-010] [LOR-001] y = W x + lora_scale * B (A x), float32 throughout.
 
-    x [tokens, cols], y [tokens, rows]; packed: bytes; scales, biases, A, and B column after column: 16-bit words,
+    x [tokens, cols], y [tokens, rows]; packed: bytes; scales, biases, A, and the blocks of B: 16-bit words,
     flat; form: [kind of the coefficients, bits, group size]; work: room for `linear_room` numbers.
     """
     turned, sums, rest = room_for_arranged(work, x.shape[0], x.shape[1], form[2])

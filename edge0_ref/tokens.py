@@ -2,8 +2,9 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     import tokenizers
 
 Message = Mapping[str, Any]
+Fill = Callable[[Mapping[str, Any]], str]  # what a template says, given its variables
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
@@ -59,9 +61,13 @@ class Tokenizer:
         """
         if self._template is None:
             raise UsageError("this model has no chat template: prompt it with plain text")
-        return render(
-            self._template, {"messages": list(messages), "add_generation_prompt": True, **self._names, **variables}
-        )
+        return self._fill({"messages": list(messages), "add_generation_prompt": True, **self._names, **variables})
+
+    @cached_property
+    def _fill(self) -> Fill:
+        """The template, compiled once: a published one takes longer than the tokens of a short answer."""
+        assert self._template is not None
+        return compile_template(self._template)
 
 
 class TextStream:
@@ -140,7 +146,7 @@ def _special_names(settings: Mapping[str, Any]) -> dict[str, str]:
     return names
 
 
-def render(template: str, variables: Mapping[str, Any]) -> str:
+def compile_template(template: str) -> Fill:
     """[ENG-003] A chat template in a sandbox: it can neither import, nor change what it is given, nor reach a file.
 
     Functions and block trimming are those that published templates count on: `tojson`, `raise_exception`,
@@ -153,13 +159,29 @@ def render(template: str, variables: Mapping[str, Any]) -> str:
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = _to_json
-    environment.globals |= {"raise_exception": _raise_exception, "strftime_now": datetime.now().strftime}
+    environment.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
     try:
-        return environment.from_string(template).render(**variables)
-    except UsageError:
-        raise
-    except Exception as error:  # a template is a program: it can fail in any way
-        raise UsageError(f"the chat template fails: {type(error).__name__}: {error}") from None
+        compiled = environment.from_string(template)
+    except Exception as error:
+        raise _template_error(error) from None
+
+    def fill(variables: Mapping[str, Any]) -> str:
+        try:
+            return compiled.render(**variables)
+        except UsageError:
+            raise
+        except Exception as error:  # a template is a program: it can fail in any way
+            raise _template_error(error) from None
+
+    return fill
+
+
+def _template_error(error: Exception) -> UsageError:
+    return UsageError(f"the chat template fails: {type(error).__name__}: {error}")
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)
 
 
 def _to_json(

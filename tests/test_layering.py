@@ -13,7 +13,7 @@ RINGS = {
     "bytes": ORDER[ORDER.index("bits") : ORDER.index("kernels")],
     "maths": ORDER[ORDER.index("kernels") : ORDER.index("engine")],
     "drive": ("engine",),
-    "app": ("app",),
+    "app": ("app", "__main__"),
 }
 WORDS_AND_BYTES = {*RINGS["words"], *RINGS["bytes"]}
 PACKAGES = ("edge0_ref", "edge0_mlx", "conformance")

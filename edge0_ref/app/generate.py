@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from edge0_ref.app.api import Model
 from edge0_ref.app.live import open_screen
-from edge0_ref.app.report import print_table, result_rows
+from edge0_ref.app.report import measure_rows, print_table, result_rows
 from edge0_ref.engine.sampling import SamplingSettings
 from edge0_ref.engine.session import Generation, Prompt
 from edge0_ref.errors import UsageError
@@ -41,7 +41,7 @@ def run_generate(
     if stats:
         assert model.plan is not None
         print_table("memory plan", [(what, nbytes) for what, nbytes in model.plan.rows])
-        print_table("what it cost", result_rows(result))
+        print_table("what it cost", [*result_rows(result), *measure_rows(model.measures)])
     if json:
         print(json_format.dumps(json_result(model, generation)))
 

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from edge0_ref.app.locate import locate
 from edge0_ref.app.progress import Advance, byte_bar
 from edge0_ref.checkpoint import Checkpoint
 from edge0_ref.contract import Array, ReadMode
@@ -36,9 +37,9 @@ Notify = Callable[[str], None]
 F = TypeVar("F", ExpertFiles, PackedFiles)
 
 
-def run_pack(model: Path, out: str | None, notify: Notify) -> dict[str, Any]:
+def run_pack(model: Path | str | None, out: str | None, notify: Notify) -> dict[str, Any]:
     """[STO-045] Pack, resume, or check; what was done, for a line of JSON. Raises UsageError, CheckpointError."""
-    checkpoint = open_checkpoint(model)
+    checkpoint = open_checkpoint(locate(model).folder)
     path = (checkpoint.folder if out is None else Path(out)) / SIDECAR
     if not path.parent.is_dir():
         raise UsageError(f"{path.parent}: no such folder")
@@ -122,13 +123,13 @@ def write_sidecar(checkpoint: Checkpoint, path: Path) -> tuple[int, int]:
 
 @contextmanager
 def writing(path: Path) -> Iterator[int]:
-    """A file descriptor that no other `edge0 pack` has."""
+    """A file descriptor that no other process writes to."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UsageError(f"{path}: another `edge0 pack` is writing it") from None
+            raise UsageError(f"{path}: another process is writing it") from None
         yield descriptor
     finally:
         os.close(descriptor)

@@ -14,7 +14,7 @@ class Picture:
     def __init__(self, width: float, height: float) -> None:
         size = {"width": f"{width:g}", "height": f"{height:g}", "viewBox": f"0 0 {width:g} {height:g}"}
         self._root = ElementTree.Element("svg", {"xmlns": "http://www.w3.org/2000/svg", "font-family": FONT, **size})
-        self.rectangle(0, 0, width, height, "white")
+        self.rectangle(0.0, 0.0, width, height, "white")
 
     def rectangle(self, x: float, y: float, width: float, height: float, color: str, title: str = "") -> None:
         """A `title` is shown while the pointer is over it."""

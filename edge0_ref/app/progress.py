@@ -36,3 +36,16 @@ def count_bar(what: str, total: int) -> Iterator[Advance]:
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(what, total=total)
         yield lambda count: bar.advance(task, count)
+
+
+@contextmanager
+def loss_bar(what: str, total: int, done: int = 0) -> Iterator[Callable[[float], None]]:
+    """For steps of training: call what it gives with the loss of the step just done."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(what, total=total, completed=done)
+        yield lambda loss: bar.update(task, advance=1, description=f"{what}, loss {loss:.4f}")

@@ -17,12 +17,21 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-ModelFolder = Annotated[str | None, typer.Argument(metavar="[MODEL]", help="Model folder; default: the embedded one.")]
+ModelFolder = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[MODEL]", help="A folder, edge0-35b, edge0-8b or OWNER/NAME of the hub; default: embedded."
+    ),
+]
 PromptText = Annotated[str | None, typer.Option("--prompt", help="The text to go on from.")]
 PromptIds = Annotated[str | None, typer.Option("--prompt-ids", help="The same as token ids: 5,6,7.")]
 BackendName = Annotated[str, typer.Option("--backend", help="A backend's name, or package.module:factory.")]
+DtypeName = Annotated[
+    str | None,
+    typer.Option("--dtype", help="Of activations, float32 or bfloat16, where a backend has both; default: its choice."),
+]
 AdapterFolder = Annotated[
-    str | None, typer.Option("--adapters", help="Adapter folder; default: MODEL/adapters, if it is there.")
+    str | None, typer.Option("--adapters", help="Adapter folder; default: those inside the model's folder.")
 ]
 NoAdapters = Annotated[bool, typer.Option("--no-adapters", help="Run without prerouter heads and LoRA.")]
 ExecutorName = Annotated[str, typer.Option("--executor", help="exact, staged, hot or whole_layer.")]
@@ -34,6 +43,11 @@ PackedFile = Annotated[
     typer.Option("--packed", help="Sidecar of `edge0 pack`, or its folder; default: MODEL/experts.edge0; or none."),
 ]
 CacheHome = Annotated[str | None, typer.Option(envvar="XDG_CACHE_HOME", hidden=True)]
+KeepBytes = Annotated[
+    str | None,
+    typer.Option("--keep", help="Memory for prefixes of conversations; default: 512MiB, or an eighth of --memory; 0."),
+]
+KeepDiskBytes = Annotated[str, typer.Option("--keep-disk", help="Disk for them; `edge0 sessions` lists them.")]
 Json = Annotated[bool, typer.Option("--json", help="End with one JSON object on the last line of stdout.")]
 
 

@@ -11,6 +11,7 @@ from edge0_ref.app.shell import (
     AdapterFolder,
     BackendName,
     CacheHome,
+    DtypeName,
     ExecutorName,
     Json,
     ModelFolder,
@@ -43,6 +44,7 @@ def generate(
     seed: Annotated[int | None, typer.Option(help="Default: a fresh one, which is reported.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be repeated.")] = None,
     backend: BackendName = "reference",
+    dtype: DtypeName = None,
     adapters: AdapterFolder = None,
     no_adapters: NoAdapters = False,
     executor: ExecutorName = "staged",
@@ -65,6 +67,7 @@ def generate(
     with open_model(
         model,
         backend=backend,
+        dtype=dtype,
         adapters=adapters,
         use_adapters=not no_adapters,
         memory=memory,
@@ -86,6 +89,7 @@ def logits(
     prompt_ids: PromptIds = None,
     out: Annotated[str | None, typer.Option(help="The file to write, .safetensors.")] = None,
     backend: BackendName = "reference",
+    dtype: DtypeName = None,
     adapters: AdapterFolder = None,
     no_adapters: NoAdapters = False,
     executor: ExecutorName = "staged",
@@ -100,6 +104,7 @@ def logits(
     with open_model(
         model,
         backend=backend,
+        dtype=dtype,
         adapters=adapters,
         use_adapters=not no_adapters,
         executor=executor,
@@ -144,7 +149,7 @@ def step(
     run_step(
         choose_prompt(prompt, prompt_ids),
         layer,
-        folder=model,
+        model=model,
         backend=backend,
         adapters=adapters,
         use_adapters=not no_adapters,

@@ -43,6 +43,21 @@ def test_a_closed_model_has_no_threads_and_refuses_texts(folder) -> None:
     assert model.counters.reads > 0
 
 
+@pytest.mark.spec("ENG-034")
+def test_logits_of_a_prompt_are_in_the_plan_that_computes_them(folder) -> None:
+    with open_model(folder, context=16) as model:
+        ids(model, [5, 6], 3)
+        before = model.plan.total
+        model.logits([5, 6, 7])
+        rows = dict(model.plan.rows)
+        assert rows["logits of 3 tokens"] == 2 * 4 * 3 * model.config.vocab_size
+        plan = model.plan
+        model.logits([5, 6])
+        ids(model, [5, 6], 3)
+        assert model.plan is plan
+        assert before < plan.total
+
+
 @pytest.mark.spec("ENG-042", "ENG-050")
 def test_a_longer_text_gets_a_larger_plan_and_counters_go_on(folder) -> None:
     with open_model(folder) as model:

@@ -32,7 +32,7 @@ def result_of(*arguments: object) -> dict:
 
 @pytest.mark.spec("ENG-041", "ENG-044", "ENG-061")
 def test_the_embedded_model_goes_on_as_mlx_lm_does() -> None:
-    result = result_of("--prompt", "Genesis 1\n", "--max-tokens", 64)
+    result = result_of("--prompt", "Genesis 1\n", "--max-tokens", 64, "--no-adapters")
     assert result["token_ids"] == GENESIS
     assert result["text"] == TOKENIZER.decode(GENESIS)
     assert (result["finish_reason"], result["drops"], result["seed"]) == ("length", 0, None)
@@ -48,12 +48,12 @@ def test_the_embedded_model_goes_on_as_mlx_lm_does() -> None:
         ("--executor", "exact", "--read-mode", "mmap"),
         ("--executor", "hot", "--read-mode", "direct", "--memory", "1GiB"),
         ("--executor", "whole_layer", "--backend", "edge0_ref.backend:create"),
-        ("--slots", "1", "--no-adapters"),
+        ("--slots", "1"),
     ],
 )
 def test_no_option_of_how_to_run_changes_the_text(options) -> None:
     ids = ",".join(map(str, TOKENIZER.encode("Genesis 1\n")))
-    assert result_of("--prompt-ids", ids, "--max-tokens", 6, *options)["token_ids"] == GENESIS[:6]
+    assert result_of("--prompt-ids", ids, "--max-tokens", 6, "--no-adapters", *options)["token_ids"] == GENESIS[:6]
 
 
 @pytest.mark.spec("ENG-011", "ENG-061")
@@ -67,7 +67,7 @@ def test_a_fresh_seed_is_reported_and_gives_the_text_again() -> None:
 
 @pytest.mark.spec("ENG-020", "ENG-061")
 def test_a_stop_string_ends_the_text() -> None:
-    result = result_of("--prompt", "Genesis 1\n", "--stop", "zzz", "--stop", "saying")
+    result = result_of("--prompt", "Genesis 1\n", "--stop", "zzz", "--stop", "saying", "--no-adapters")
     assert result["text"] == "The word of the LORD, "
     assert result["finish_reason"] == "stop"
 
@@ -75,7 +75,7 @@ def test_a_stop_string_ends_the_text() -> None:
 @pytest.mark.spec("ENG-003", "ENG-061")
 def test_chat_puts_the_prompt_into_the_template() -> None:
     """The embedded model's template is the message itself."""
-    result = result_of("--chat", "--prompt", "Genesis 1\n", "--max-tokens", 4)
+    result = result_of("--chat", "--prompt", "Genesis 1\n", "--max-tokens", 4, "--no-adapters")
     assert result["token_ids"] == GENESIS[:4]
 
 

@@ -132,7 +132,7 @@ def test_what_cannot_be_packed_or_used_is_refused(
         run_pack(folder, None, silent)
     with (
         pack.writing(folder / PARTIAL),
-        pytest.raises(UsageError, match="another `edge0 pack`"),
+        pytest.raises(UsageError, match="another process"),
     ):
         run_pack(folder, None, silent)
 

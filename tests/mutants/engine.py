@@ -171,7 +171,7 @@ def one_token_too_many(patch: pytest.MonkeyPatch) -> None:
 
 
 def nothing_held_back(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(stops, "_overlap", lambda text, stop: 0)
+    patch.setattr(stops, "overlap", lambda text, stop: 0)
 
 
 def pieces_without_their_tokens(patch: pytest.MonkeyPatch) -> None:
@@ -224,6 +224,15 @@ def state_of_half_the_context(patch: pytest.MonkeyPatch) -> None:
     replace_everywhere(patch, original, lambda mixer, context: original(mixer, context // 2))
 
 
+def logits_of_a_prompt_unplanned(patch: pytest.MonkeyPatch) -> None:
+    original = Model._session_for
+
+    def _session_for(model: Model, prompt_tokens: int, context: int, logits_tokens: int = 0) -> Any:
+        return original(model, prompt_tokens, context)
+
+    patch.setattr(Model, "_session_for", _session_for)
+
+
 MUTANTS = {
     text_stripped: "ENG-001",
     a_piece_for_each_token: "ENG-002",
@@ -252,4 +261,5 @@ MUTANTS = {
     slots_for_one_token: "ENG-032",
     whole_layers_for_short_prompts: "ENG-033",
     state_of_half_the_context: "ENG-034",
+    logits_of_a_prompt_unplanned: "ENG-034",
 }

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge0_ref.app import bench, bench_case, machine, scenario
+from edge0_ref.app import bench, bench_case, bench_paper, machine, scenario
 from edge0_ref.app.bench_routing import SimulatedRouting
 from edge0_ref.app.picture import Picture
 from edge0_ref.app.timeline import Recorder
@@ -88,7 +88,18 @@ def a_picture_without_an_end(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Picture, "write", write)
 
 
+def differences_unsaid(patch: pytest.MonkeyPatch) -> None:
+    original = bench_paper.differences
+    patch.setattr(bench_paper, "differences", lambda *about: {"machine": original(*about)["machine"]})
+
+
+def a_decoders_own_figures_unasked(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(bench_case, "Measuring", type(None))
+
+
 MUTANTS = {
+    differences_unsaid: "ENG-078",
+    a_decoders_own_figures_unasked: "ENG-079",
     figures_of_no_machine: "ENG-070",
     means_for_medians: "ENG-070",
     on_demand_with_heads: "ENG-071",

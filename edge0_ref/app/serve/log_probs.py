@@ -1,0 +1,62 @@
+"""Log probabilities as the two kinds of answers write them, each together with the text of its token.
+
+A token of a stop string is not told: like its text it is held back, and dropped when the stop string is complete.
+"""
+
+from typing import Any
+
+from edge0_ref.app.serve.token_texts import TokenTexts
+from edge0_ref.app.serve.work import Ended, TokenMade
+from edge0_ref.engine.chances import Chances
+
+LOWEST = -9999.0  # JSON has no infinity
+
+
+class Held:
+    """Chances of tokens whose text has not come out yet."""
+
+    def __init__(self) -> None:
+        self._held: list[Chances] = []
+
+    def push(self, event: TokenMade | Ended) -> list[Chances]:
+        """The chances that come out with this piece of text, or with the end of it."""
+        if isinstance(event, TokenMade) and event.chances is not None:
+            self._held.append(event.chances)
+        if event.cut if isinstance(event, Ended) else not event.text:
+            return []
+        released, self._held = self._held, []
+        return released
+
+
+def chat_entry(chances: Chances, texts: TokenTexts) -> dict[str, Any]:
+    """One element of a chat choice's `logprobs.content`."""
+    best = [one(token, value, texts) for token, value in chances.top]
+    return one(chances.token_id, chances.log_probability, texts) | {"top_logprobs": best}
+
+
+def one(token: int, log_probability: float, texts: TokenTexts) -> dict[str, Any]:
+    return {
+        "token": texts.text(token),
+        "logprob": max(log_probability, LOWEST),
+        "bytes": list(texts.bytes(token)),
+    }
+
+
+def completion_entry(token: int, chances: Chances | None, offset: int, texts: TokenTexts) -> dict[str, list[Any]]:
+    """One token of a completion choice's `logprobs`; the likeliest tokens include the token itself."""
+    top = None
+    if chances is not None:
+        top = {texts.text(other): max(value, LOWEST) for other, value in chances.top}
+        top[texts.text(token)] = max(chances.log_probability, LOWEST)
+    return {
+        "tokens": [texts.text(token)],
+        "token_logprobs": [None if chances is None else max(chances.log_probability, LOWEST)],
+        "top_logprobs": [top],
+        "text_offset": [offset],
+    }
+
+
+def joined(entries: list[dict[str, list[Any]]]) -> dict[str, list[Any]]:
+    """Entries of completions, one after the other."""
+    names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+    return {name: [value for entry in entries for value in entry[name]] for name in names}

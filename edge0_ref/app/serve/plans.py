@@ -1,0 +1,127 @@
+"""A checked body becomes texts to generate, and the answer that will be made of them; every limit is checked here."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edge0_ref.app.serve.answers import Answer, Identity
+from edge0_ref.app.serve.api_error import ApiError, too_long
+from edge0_ref.app.serve.chat_answer import ChatAnswer
+from edge0_ref.app.serve.completion_answer import CompletionAnswer, Echo
+from edge0_ref.app.serve.conversation import read_conversation
+from edge0_ref.app.serve.requests import Body, ChatBody, CompletionBody
+from edge0_ref.app.serve.token_texts import TokenTexts
+from edge0_ref.app.serve.work import Text
+from edge0_ref.engine.session import Asked
+from edge0_ref.errors import UsageError
+from edge0_ref.tokens import Tokenizer
+
+CHARACTERS_A_TOKEN = 64  # text longer than this, by the context's tokens, is refused before it is tokenized
+
+
+@dataclass(frozen=True)
+class Served:
+    """The model as requests see it. names: by which they may call it, the first is its own; context: tokens."""
+
+    names: tuple[str, ...]
+    context: int
+    vocab_size: int
+    tokenizer: Tokenizer
+    fingerprint: str
+
+    def check_name(self, name: str | None) -> None:
+        if name is not None and name not in self.names:
+            raise ApiError(
+                404, f"model {name!r} does not exist; this server has {self.names[0]}", "model", "model_not_found"
+            )
+
+    def identity(self, prefix: str) -> Identity:
+        return Identity(prefix, self.names[0], self.fingerprint)
+
+    def encode(self, text: str, special: bool, field: str) -> list[int]:
+        """Ids of a prompt. Raises ApiError 400."""
+        if len(text) > self.context * CHARACTERS_A_TOKEN:
+            most = self.context * CHARACTERS_A_TOKEN
+            raise ApiError(400, f"{len(text)} characters of prompt; this server takes {most}", field, "prompt_too_long")
+        try:
+            ids = self.tokenizer.encode(text, special=special)
+        except UsageError as error:
+            raise ApiError(400, str(error), field) from None
+        return self.check_ids(ids, field)
+
+    def check_ids(self, ids: list[int], field: str) -> list[int]:
+        if not ids:
+            raise ApiError(400, "an empty prompt: a text needs at least one token to start from", field)
+        if outside := [token for token in ids if not 0 <= token < self.vocab_size]:
+            message = f"token id {outside[0]} is outside the vocabulary of {self.vocab_size}"
+            raise ApiError(400, message, field)
+        return ids
+
+    def room(self, prompt: Sequence[int], max_tokens: int | None, least: int, field: str) -> int:
+        """How many tokens the text may have. Raises ApiError 400, with both numbers, if that is too few."""
+        if max_tokens is not None and max_tokens < least:
+            raise ApiError(400, f"max_tokens is {max_tokens}, wanted at least {least}", "max_tokens", "invalid_value")
+        left = self.context - len(prompt)
+        if left < (least if max_tokens is None else max_tokens):
+            raise too_long(len(prompt), max_tokens, self.context, field)
+        return left if max_tokens is None else max_tokens
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a request comes to."""
+
+    texts: tuple[Text, ...]
+    answer: Answer
+
+
+def plan_chat(body: ChatBody, served: Served) -> Plan:
+    """Raises ApiError."""
+    conversation = read_conversation(body, served.tokenizer)
+    ids = served.encode(conversation.prompt, special=False, field="messages")
+    text = Text(
+        tuple(ids),
+        served.room(ids, body.most_tokens, 1, "messages"),
+        body.settings,
+        body.stops,
+        Asked(body.top_logprobs) if body.logprobs else None,
+        turn_of(ids, served.tokenizer.encode(conversation.asked, special=False)),
+    )
+    answer = ChatAnswer(
+        served.identity("chatcmpl"),
+        conversation.parts(),
+        conversation.opening,
+        TokenTexts(served.tokenizer) if body.logprobs else None,
+        streams_usage(body),
+    )
+    return Plan((text,), answer)
+
+
+def turn_of(ids: Sequence[int], asked: Sequence[int]) -> int:
+    """How many ids both begin with."""
+    pairs = zip(ids, asked, strict=False)
+    return next((place for place, (one, other) in enumerate(pairs) if one != other), min(len(ids), len(asked)))
+
+
+def plan_completion(body: CompletionBody, served: Served) -> Plan:
+    """Raises ApiError."""
+    asked = None if body.logprobs is None else Asked(body.logprobs, of_prompt=body.echo)
+    texts, echoes = [], []
+    for prompt in body.prompts:
+        is_text = isinstance(prompt, str)
+        ids = served.encode(prompt, True, "prompt") if isinstance(prompt, str) else served.check_ids(prompt, "prompt")
+        most = served.room(ids, body.max_tokens, 0 if body.echo else 1, "prompt")
+        texts.append(Text(tuple(ids), most, body.settings, body.stops, asked))
+        echoes.append(Echo(str(prompt) if is_text else served.tokenizer.decode(ids), tuple(ids)))
+    answer = CompletionAnswer(
+        served.identity("cmpl"),
+        len(texts),
+        echoes if body.echo else (),
+        served.tokenizer,
+        asked is not None,
+        streams_usage(body),
+    )
+    return Plan(tuple(texts), answer)
+
+
+def streams_usage(body: Body) -> bool:
+    return body.stream and body.stream_options.include_usage
