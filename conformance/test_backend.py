@@ -14,9 +14,10 @@ from conformance.recording_store import RecordingStore
 from edge0_ref.contract import EXECUTOR_KINDS, Array, ExecutorKind, ExpertLayout, Routing, SoftmaxTopK
 
 CLAIMS = {"dequant", "quantize", "linear", "lora", "router", "prerouter", "decoder", "bits", "mixer:kda", "mixer:mla"}
-CLAIMS |= {f"executor:{kind}" for kind in EXECUTOR_KINDS} | {"program"}
+CLAIMS |= {f"executor:{kind}" for kind in EXECUTOR_KINDS} | {"program", "train"}
 MEMBERS = {"dequant": "dequantize", "quantize": "quantize", "linear": "linear", "lora": "linear", "router": "route"}
-MEMBERS |= {"prerouter": "predict", "decoder": "decoder"} | {f"executor:{kind}": "executor" for kind in EXECUTOR_KINDS}
+MEMBERS |= {"prerouter": "predict", "decoder": "decoder", "train": "trainer"}
+MEMBERS |= {f"executor:{kind}": "executor" for kind in EXECUTOR_KINDS}
 
 
 @pytest.mark.spec("BCK-001")

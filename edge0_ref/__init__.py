@@ -6,6 +6,7 @@ READING_ORDER is also the import order: no module imports one that comes after i
 READING_ORDER = (
     # words: what things are called
     "errors",
+    "data",
     "contract",
     "config",
     "families",
@@ -18,6 +19,7 @@ READING_ORDER = (
     "packed",
     "inventory",
     "adapters",
+    "training",
     "tokens",
     "residency",
     "prefetch",
@@ -28,12 +30,15 @@ READING_ORDER = (
     "lora",
     "router",
     "prerouter",
+    "losses",
+    "head_training",
     "experts",
     "executors",
     "arithmetic",
     "weights",
     "mixers",
     "moe",
+    "snapshots",
     "decoder",
     "backend",
     "lanes",
@@ -45,4 +50,5 @@ READING_ORDER = (
     # drive: what turns logits into text
     "engine",
     "app",
+    "__main__",
 )

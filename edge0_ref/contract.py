@@ -162,8 +162,8 @@ class Backend(Protocol[A]):
     """A backend claims what it does; what it does not claim is reported as unclaimed, never as passed.
 
     Claims: dequant quantize linear lora router prerouter executor:exact executor:staged executor:hot
-    executor:whole_layer decoder mixer:kda mixer:mla bits. The last one promises what the spec asks of the reference
-    alone: bits that depend on neither executor, chunks, threads nor neighbours.
+    executor:whole_layer decoder mixer:kda mixer:mla train bits. The last one promises what the spec asks of the
+    reference alone: bits that depend on neither executor, chunks, threads nor neighbours.
     """
 
     @property

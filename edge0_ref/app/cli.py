@@ -11,15 +11,28 @@ from typing import NoReturn
 from edge0_ref.app import text_commands  # noqa: F401  (registers itself)
 
 # isort: split
-from edge0_ref.app import measure_commands  # noqa: F401  (the help lists commands in this order)
+from edge0_ref.app import chat_commands  # noqa: F401
+
+# isort: split
+from edge0_ref.app import hub_commands  # noqa: F401  (the help lists commands in this order)
+
+# isort: split
+from edge0_ref.app import serve_commands  # noqa: F401
+
+# isort: split
+from edge0_ref.app import measure_commands  # noqa: F401
+
+# isort: split
+from edge0_ref.app import train_commands  # noqa: F401
 from edge0_ref.app.shell import CarriedError, app
 from edge0_ref.errors import Edge0Error
 
 
 def main() -> NoReturn:
     """Entry point of the command."""
-    # a kernel's idle thread soon goes to sleep: by default it spins for milliseconds on a core that readers could use
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    # a kernel's idle thread stays awake for a millisecond, about what lies between two kernels, then leaves its core
+    # to readers: by default it would spin all through a wait
+    os.environ.setdefault("GOMP_SPINCOUNT", "20000")
     sys.exit(run(sys.argv[1:]))
 
 

@@ -28,7 +28,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def talk(capsys, monkeypatch, *lines: str, options=()):
     """The finished command after these lines of input."""
     monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
-    return edge0_here(capsys, "chat", "--max-tokens", 8, *options)
+    return edge0_here(capsys, "chat", "--max-tokens", 8, "--no-adapters", *options)
 
 
 def saved(path: Path) -> list[tuple[str, str]]:
@@ -41,7 +41,7 @@ def test_a_conversation_is_the_texts_of_its_prompts(capsys, monkeypatch, home, t
     done = talk(capsys, monkeypatch, "Genesis 1\\", "", "And it came to pass", f"/save {file}")
     (_, first), (_, answer), (_, second), (_, last) = saved(file)
     assert (done.returncode, first, answer) == (0, "Genesis 1\n", ANSWER)
-    with open_model() as model:
+    with open_model(use_adapters=False) as model:
         text = model.generate(TOKENIZER.encode(first + answer + second, special=False), 8)
         assert "".join(piece.text for piece in text) == last
     assert done.stdout == f"{answer}\n{last}\n"
@@ -104,7 +104,7 @@ def test_a_model_without_a_template_is_for_plain_text(capsys, monkeypatch, home,
 @pytest.mark.parametrize("when", ["answer", "prompt"])
 def test_ctrl_c_stops_an_answer_and_not_the_program(home, tmp_path, when) -> None:
     ours, theirs = pty.openpty()
-    with start("chat", "--max-tokens", 4000, stdin=theirs, stdout=theirs) as process:
+    with start("chat", "--no-adapters", "--max-tokens", 4000, stdin=theirs, stdout=theirs) as process:
         os.close(theirs)
         read_until(ours, "> ")
         os.write(ours, b"Genesis 1\\\n\n" if when == "answer" else b"half a line")

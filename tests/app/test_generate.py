@@ -98,7 +98,7 @@ def test_a_budget_prints_its_plan_and_the_process_stays_within_it() -> None:
 
 @pytest.mark.spec("ENG-061")
 def test_the_table_of_costs_goes_to_stderr() -> None:
-    done = edge0("generate", "--prompt", "Genesis 1\n", "--max-tokens", 3, "--stats")
+    done = edge0("generate", "--prompt", "Genesis 1\n", "--max-tokens", 3, "--stats", "--no-adapters")
     assert done.stdout == TOKENIZER.decode(GENESIS[:3]) + "\n"
     assert all(word in done.stderr for word in ("bytes read", "in a slot", "dropped", "memory plan"))
 
@@ -108,7 +108,7 @@ def test_the_table_of_costs_goes_to_stderr() -> None:
 def test_a_terminal_has_a_live_line_and_the_whole_text(text_on_terminal) -> None:
     ours, theirs = pty.openpty()
     pipes = {"stderr": theirs} | ({"stdout": theirs} if text_on_terminal else {})
-    with start("generate", "--prompt", "Genesis 1\n", "--max-tokens", 40, **pipes) as process:
+    with start("generate", "--prompt", "Genesis 1\n", "--max-tokens", 40, "--no-adapters", **pipes) as process:
         os.close(theirs)
         stdout = "" if text_on_terminal else process.stdout.read()
         shown = read_all(ours)
