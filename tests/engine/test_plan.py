@@ -115,8 +115,9 @@ def test_the_printed_rows_are_the_whole(request) -> None:
 
 
 @pytest.mark.spec("ENG-033")
-@given(request=REQUESTS)
-def test_whole_layers_are_for_prompts_that_use_them(request) -> None:
+@given(request=REQUESTS, prompt_tokens=st.integers(0, 4 * RECIPE.experts // RECIPE.top_k + 8))
+def test_whole_layers_are_for_prompts_that_use_them(request, prompt_tokens) -> None:
+    request = replace(request, prompt_tokens=prompt_tokens)
     plan = planned(request).plan
     whole = plan.prefill_executor == "whole_layer" and plan.executor != "whole_layer"
     chosen = min(request.prompt_tokens, plan.prefill_chunk) * RECIPE.top_k

@@ -79,7 +79,8 @@ def test_overflow_in_a_model_is_an_error_that_names_the_place(tmp_path: Path) ->
 def test_a_head_that_overflows_is_an_error_that_names_both_layers(tmp_path: Path) -> None:
     checkpoint, adapters = open_both(tmp_path, TINY)
     head = adapters.heads[0]
-    broken = replace(head, linear=np.full_like(head.linear, 3e38), fc2=np.full_like(head.fc2, 3e38))
+    huge = {name: np.full(getattr(head, name).shape, 3e38, np.float32) for name in ("linear", "fc2")}
+    broken = replace(head, **huge)
     decoder = ReferenceBackend().decoder(checkpoint, Plan(top_k=2), replace(adapters, heads={0: broken}))
     with pytest.raises(NonFiniteError, match="layer 0 predicting for layer 1"):
         decoder.prefill([1, 2])

@@ -44,5 +44,5 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("bare") / "bare"
     make_model(folder)
     (folder / "tokenizer_config.json").write_text('{"eos_token": "<|end|>"}', "utf-8")
-    with serving(folder.parent, folder, "--backend", "numba", "--context", 512) as server:
+    with serving(folder.parent, folder, "--no-adapters", "--backend", "numba", "--context", 512) as server:
         yield server
