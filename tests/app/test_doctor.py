@@ -100,7 +100,7 @@ def test_the_mode_is_remembered_for_the_file_system_and_generate_uses_it(
     request = ["generate", folder, "--prompt-ids", "5,6", "--max-tokens", 2, "--json"]
     for mode in READ_MODES:
         write_measured(cache, file_system(folder), {"mode": mode})
-        assert told(capsys, *request, "--memory", "1GiB")["plan"]["read_mode"] == mode
+        assert told(capsys, *request, "--memory", "8GiB")["plan"]["read_mode"] == mode
         assert told(capsys, *request)["plan"]["read_mode"] == "pread"  # the page cache can hold all of it
         assert told(capsys, *request, "--read-mode", "mmap")["plan"]["read_mode"] == "mmap"
     assert json.loads((cache / MEASURED).read_text())["another disk"] == {"mode": "pread"}
