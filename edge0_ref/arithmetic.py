@@ -25,10 +25,6 @@ class Arithmetic:
         scales, biases = widen(weight.scales), widen(weight.biases)
         return QuantizedMatrix(weight.packed, scales, biases, weight.bits, weight.group_size)
 
-    def stored_lora(self, lora: Lora) -> Lora:
-        """The same for a low-rank update."""
-        return Lora(widen(lora.down), widen(lora.up), lora.scale)
-
     def linear(
         self, x: Float32[np.ndarray, "tokens cols"], weight: QuantizedMatrix | Array, lora: Lora | None = None
     ) -> Float32[np.ndarray, "tokens rows"]:

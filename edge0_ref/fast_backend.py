@@ -84,23 +84,6 @@ class StoredMatrix(QuantizedMatrix):
         return operands(self)
 
 
-def blocks_of(up: Array) -> Array:
-    """[rows, rank] as `add_narrow_rows` reads it, [blocks, rank, 16]; what the last block lacks in rows is zeros."""
-    rows, rank = up.shape
-    padded = np.zeros((-(-rows // WIDTH) * WIDTH, rank), up.dtype)
-    padded[:rows] = up
-    return np.ascontiguousarray(padded.reshape(-1, WIDTH, rank).transpose(0, 2, 1))
-
-
-@dataclass(frozen=True, eq=False)
-class StoredLora(Lora):
-    """A resident low-rank update, ready to be multiplied."""
-
-    @cached_property
-    def blocks(self) -> Array:
-        return blocks_of(self.up)
-
-
 class FastArithmetic(Arithmetic):
     """[BCK-001] Float32, over `threads` threads. Bits depend on neither their number nor how a prompt is cut.
 
@@ -131,10 +114,6 @@ class FastArithmetic(Arithmetic):
             return weight
         return StoredMatrix(weight.packed, weight.scales, weight.biases, weight.bits, weight.group_size)
 
-    def stored_lora(self, lora: Lora) -> Lora:
-        """Its numbers as they are, `up` in blocks as well."""
-        return StoredLora(lora.down, lora.up, lora.scale)
-
     def linear(self, x: Array, weight: QuantizedMatrix | Array, lora: Lora | None = None) -> Array:
         if not isinstance(weight, QuantizedMatrix):
             return self._dense(x, weight, lora)
@@ -143,8 +122,7 @@ class FastArithmetic(Arithmetic):
         down = up = NOTHING
         kind, rank, scale = FLOAT32, 0, np.float32(0)
         if lora is not None:
-            blocks = lora.blocks if isinstance(lora, StoredLora) else blocks_of(lora.up)
-            (down, kind), (up, _) = as_words(lora.down), as_words(blocks)
+            (down, kind), (up, _) = as_words(lora.down), as_words(lora.up)
             rank, scale = lora.down.shape[0], np.float32(lora.scale)
         work = self._room(fast_linear.linear_room(x.shape[0], x.shape[1], weight.group_size, rank))
         y = np.empty((x.shape[0], weight.rows), np.float32)

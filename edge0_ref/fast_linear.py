@@ -9,6 +9,7 @@ rows. A row meets four tokens at a time, with the same additions in the same ord
 Most int4 codes are not even shifted. Sixteen words of eight codes are a block of 128 columns; masking nibble j out of
 a word leaves code * 16**j, which is a float32 as good as the code, and x comes divided by 16**j: both are exact. So
 that small x stay clear of subnormals, all x are 4096 times as large, and each row's sum is divided by that in the end.
+With an x beyond 2**112 sums may overflow here, sixteen powers of two before they must in float32.
 """
 
 from typing import no_type_check
@@ -17,7 +18,7 @@ import numba
 import numpy as np
 from numba import prange
 
-from edge0_ref.fast_dense import ROWS, add_dense_rows, add_narrow_rows, numbers
+from edge0_ref.fast_dense import ROWS, add_dense_rows, numbers
 from edge0_ref.lanes import (
     BFLOAT16,
     WIDTH,
@@ -240,7 +241,7 @@ def prepare_token(x, t, form, turned, sums, down, lora_kind, low):
     """What all rows share of token t: its arrangement, and what the LoRA makes of it, low[t] = A x[t]."""
     arrange_token(x, t, form[1], form[2], turned, sums, t)
     low[t, :] = 0
-    add_dense_rows(down, 0, lora_kind, x, t, np.float32(1), 0, low.shape[1], low)
+    add_dense_rows(down, lora_kind, x, t, np.float32(1), 0, low.shape[1], low)
 
 
 @numba.njit(cache=True, nogil=True)
@@ -251,7 +252,7 @@ def linear_block(block, packed, scales, biases, form, turned, sums, up, lora_kin
     quantized_rows(packed, 0, scales, 0, biases, 0, form, turned, sums, 0, y.shape[0], top, end, y)
     if low.shape[1] > 0:
         for t in range(y.shape[0]):
-            add_narrow_rows(up, lora_kind, low, t, lora_scale, top, end, y)
+            add_dense_rows(up, lora_kind, low, t, lora_scale, top, end, y)
 
 
 @numba.njit(cache=True, nogil=True, parallel=True)
@@ -259,8 +260,8 @@ def linear_block(block, packed, scales, biases, form, turned, sums, up, lora_kin
 def linear_quantized(x, packed, scales, biases, form, down, up, lora_kind, rank, lora_scale, work, y):
     """[DEQ-010] [LOR-001] y = W x + lora_scale * B (A x), float32 throughout.
 
-    x [tokens, cols], y [tokens, rows]; packed: bytes; scales, biases, A, and the blocks of B: 16-bit words,
-    flat; form: [kind of the coefficients, bits, group size]; work: room for `linear_room` numbers.
+    x [tokens, cols], y [tokens, rows]; packed: bytes; scales, biases, down, up: 16-bit words, flat;
+    form: [kind of the coefficients, bits, group size]; work: room for `linear_room` numbers.
     """
     turned, sums, rest = room_for_arranged(work, x.shape[0], x.shape[1], form[2])
     low = room(rest, x.shape[0], rank)

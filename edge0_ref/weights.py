@@ -36,7 +36,9 @@ class Weights:
 
     def linear(self, module: str) -> Linear:
         weight, lora = self.arithmetic.stored(self.checkpoint.matrix(module)), self.adapters.loras.get(module)
-        return Linear(weight, lora and self.arithmetic.stored_lora(lora), self.arithmetic)
+        if lora is not None:
+            lora = Lora(self._stored(lora.down), self._stored(lora.up), lora.scale)
+        return Linear(weight, lora, self.arithmetic)
 
     def head(self, owner: int) -> PrerouterHead | None:
         """The prerouter head of a layer, if an adapter brought one."""

@@ -107,9 +107,9 @@ def sizes_of(checkpoint: Checkpoint, reads_as_stored: bool = False) -> Sizes:
 def make_plan(checkpoint: Checkpoint, adapters: Adapters, request: Request, process_bytes: int) -> MemoryPlan:
     """[ENG-031] The best plan within the budget. process_bytes: the process as it is, adapters already read.
 
-    A budget is spent in this order: 2K slots a layer, a prompt in large chunks, slots for all experts, or else a
-    whole layer for the prompt and then more slots. Raises BudgetError, naming a budget that works; UsageError for a
-    context the model does not have.
+    A budget is spent in this order: 2K slots a layer, slots for all experts, or else a whole layer for the prompt in
+    calls as large as leave room for it, or else only large calls; then more slots. Raises BudgetError, naming a budget
+    that works; UsageError for a context the model does not have.
     """
     config, sizes = checkpoint.config, sizes_of(checkpoint, request.reads_as_stored)
     widened = 0 if request.reads_as_stored else adapters.widened_bytes

@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -72,6 +73,17 @@ def test_a_budget_is_refused_if_and_only_if_nothing_fits(request) -> None:
         planned(replace(request, memory=total - 1))
 
 
+@pytest.mark.spec("ENG-033")
+@pytest.mark.parametrize(("size", "smaller"), list(pairwise(CHUNKS)))
+def test_a_whole_layer_comes_before_larger_calls(size, smaller) -> None:
+    request = Request(context=4096, prompt_tokens=4096)
+    smallest = planned(replace(request, memory=minimum(request))).plan
+    large = replace(smallest, prefill_chunk=size, prefill_executor="staged", slots=least_slots(request))
+    total = PROCESS + sum(nbytes for _, nbytes in cost_rows(model().config, sizes_of(model()), large))
+    bought = planned(replace(request, memory=total)).plan
+    assert (bought.prefill_executor, bought.prefill_chunk) == ("whole_layer", smaller)
+
+
 def least_slots(request: Request) -> int:
     return min(request.slots or 2 * RECIPE.top_k, RECIPE.experts)
 
@@ -87,16 +99,19 @@ def test_a_plan_fits_its_budget_and_has_room_for_two_tokens(request, spare) -> N
     assert plan.plan.context == request.context
 
 
+def worth(request: Request, plan: Plan) -> tuple[bool, bool, int]:
+    """What is bought first: slots for all experts, then a whole layer for the prompt, then large calls."""
+    everything = request.slots is None and plan.slots == RECIPE.experts
+    return everything, plan.prefill_executor == "whole_layer", plan.prefill_chunk
+
+
 @pytest.mark.spec("ENG-030")
 @given(request=REQUESTS, spare=SPARE)
 def test_more_memory_is_never_worse(request, spare) -> None:
     budget = minimum(request)
     small = planned(replace(request, memory=budget)).plan
     large = planned(replace(request, memory=budget + spare)).plan
-    if large.prefill_executor == small.prefill_executor:  # a whole layer at a time is better than large calls
-        assert large.prefill_chunk >= small.prefill_chunk
-    else:
-        assert large.prefill_executor == "whole_layer"
+    assert worth(request, large) >= worth(request, small)
     everything = planned(replace(request, memory=2**40)).plan
     assert everything.slots == (
         least_slots(request) if request.slots or request.executor in ("exact", "whole_layer") else RECIPE.experts

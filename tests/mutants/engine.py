@@ -219,6 +219,15 @@ def whole_layers_for_short_prompts(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(plan, "with_whole_layers", whole)
 
 
+def whole_layers_in_the_largest_calls_only(patch: pytest.MonkeyPatch) -> None:
+    original = plan.with_whole_layers
+
+    def whole(made: Any, request: Any, sizes: Any) -> Any:
+        return original(made, request, sizes) if made.prefill_chunk == plan.CHUNKS[0] else made
+
+    patch.setattr(plan, "with_whole_layers", whole)
+
+
 def state_of_half_the_context(patch: pytest.MonkeyPatch) -> None:
     original = plan.mixer_state_bytes
     replace_everywhere(patch, original, lambda mixer, context: original(mixer, context // 2))
@@ -260,6 +269,7 @@ MUTANTS = {
     a_refusal_names_too_little: "ENG-031",
     slots_for_one_token: "ENG-032",
     whole_layers_for_short_prompts: "ENG-033",
+    whole_layers_in_the_largest_calls_only: "ENG-033",
     state_of_half_the_context: "ENG-034",
     logits_of_a_prompt_unplanned: "ENG-034",
 }

@@ -31,15 +31,17 @@ SEEDS = st.integers(0, 2**32 - 1)
 FEW = settings(max_examples=max(3, settings.default.max_examples // 4))
 DTYPES = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16), "bfloat16": np.dtype(np.uint16)}
 FORMS = st.tuples(st.sampled_from((4, 8)), st.sampled_from((32, 64, 128)), st.sampled_from(sorted(DTYPES)))
+GROUPS = st.integers(1, 3) | st.sampled_from((16, 17, 33))  # fewer than lanes; just as many, and more
 compiled = pytest.mark.skipif(not hasattr(fast_linear.arrange_token, "py_func"), reason="Numba is switched off")
 
 
 @pytest.fixture(params=(1, 2), ids=("one thread", "two threads"))
 def arithmetic(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> FastArithmetic:
-    """With nothing too small to be shared out."""
+    """With nothing too small to be shared out, and two experts at once."""
     if request.param > numba.config.NUMBA_NUM_THREADS:
         pytest.skip("this machine has one thread")
     monkeypatch.setattr(fast_backend, "SMALL_WORK", 0)
+    monkeypatch.setattr(fast_backend, "JOBS", 2)
     return FastArithmetic(request.param)
 
 
@@ -116,7 +118,7 @@ def test_scratch_memory_starts_with_a_cache_line() -> None:
 
 @pytest.mark.spec("DEQ-010", "LOR-001")
 @FEW
-@given(seed=SEEDS, form=FORMS, tokens=st.integers(1, 6), rows=st.integers(1, 70), groups=st.integers(1, 3))
+@given(seed=SEEDS, form=FORMS, tokens=st.integers(1, 6), rows=st.integers(1, 70), groups=GROUPS)
 def test_a_linear_layer_errs_by_float32_rounding_at_most(
     arithmetic: FastArithmetic, seed: int, form: tuple[int, int, str], tokens: int, rows: int, groups: int
 ) -> None:
@@ -149,12 +151,12 @@ def bits_of(rows: Iterator[np.ndarray]) -> bytes:
 
 @pytest.mark.spec("DEQ-010")
 @FEW
-@given(seed=SEEDS, form=FORMS, tokens=st.integers(1, 11), cut=st.integers(0, 11))
+@given(seed=SEEDS, form=FORMS, tokens=st.integers(1, 11), cut=st.integers(0, 11), groups=GROUPS)
 def test_a_token_among_many_has_the_bits_it_has_alone(
-    arithmetic: FastArithmetic, seed: int, form: tuple[int, int, str], tokens: int, cut: int
+    arithmetic: FastArithmetic, seed: int, form: tuple[int, int, str], tokens: int, cut: int, groups: int
 ) -> None:
     rng = np.random.default_rng(seed)
-    matrix, cols = random_matrix(rng, 40, 2, form), 2 * form[1]
+    matrix, cols = random_matrix(rng, 40, groups, form), groups * form[1]
     x, lora = draw(rng, tokens, cols), Lora(draw(rng, 3, cols), draw(rng, 40, 3), 2.0)
     for weight, beside in ((matrix, None), (matrix, lora), (draw(rng, 37, cols), None)):
         together = arithmetic.linear(x, weight, beside).tobytes()
