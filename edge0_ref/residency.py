@@ -82,8 +82,7 @@ class SlotTable:
 
     def use(self, expert: int) -> None:
         """[EXE-023] Note that an expert is executed by this call."""
-        self.last_use[expert] = self.clock
-        self.uses[expert] = self.uses.get(expert, 0) + 1
+        self.use_all((expert,))
 
     def use_all(self, experts: Sequence[int]) -> None:
         """[EXE-023] `use` of each; how often matters to one policy only."""
