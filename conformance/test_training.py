@@ -6,14 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conformance.checkpoints import MIXES, VOCAB, adapters_for, checkpoints
-from conformance.compare import Judge, relative_l2
+from conformance.compare import OUTER_WALL, Judge
 from conformance.driven import Driven
 from conformance.paths import examples
 from edge0_ref.adapters import Adapters
 from edge0_ref.contract import Plan
 from edge0_ref.training import Trainer
-
-OUTER_LIMIT = 0.01
 
 
 @pytest.mark.claim("train", "decoder", "prerouter")
@@ -31,6 +29,5 @@ def test_whole_sequences_are_the_decoders_steps(driven: Driven, judge: Judge, da
         trainer = driven.backend.trainer()
         judge.holds(isinstance(trainer, Trainer), "trainer()", type(trainer).__name__, "a Trainer")
         got = trainer.scored(checkpoint, adapters).logits(np.array([tokens]), prompt)[0]
-        distance = relative_l2(got, np.concatenate(wanted))
-        judge.holds(distance <= OUTER_LIMIT, f"{model}, prompt of {prompt}: logits", distance, f"at most {OUTER_LIMIT}")
+        judge.whole(got, np.concatenate(wanted), OUTER_WALL, f"{model}, prompt of {prompt}: logits")
         driven.close()

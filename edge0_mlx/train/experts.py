@@ -3,6 +3,8 @@
 On a CPU the tokens of an expert are laid together and each expert is one product; on a GPU one gather runs them all.
 """
 
+from functools import partial
+
 import mlx.core as mx
 import numpy as np
 from jaxtyping import Float32
@@ -19,15 +21,16 @@ def routed_experts(
     held: ExpertWeights,
 ) -> Float32[mx.array, "tokens hidden"]:
     """[EXE-002] y[t] = sum over j of weights[t, j] * expert[experts[t, j]](x[t]); experts [tokens, k] on the host."""
-
-    def gathered(x: mx.array, weights: mx.array) -> mx.array:
-        chosen, rows = mx.array(experts), x[:, None, None]
-        gate, up = (mx.gather_mm(rows, part, rhs_indices=chosen) for part in (held.gate, held.up))
-        y = mx.gather_mm(swiglu(gate, up), held.down, rhs_indices=chosen)
-        return (weights[..., None] * y[:, :, 0]).sum(axis=1)
-
     call = SortedCall(experts, held)
-    return on_host(call.forward, call.backward, gathered)(x, weights)
+    return on_host(call.forward, call.backward, partial(gathered_experts, experts, held))(x, weights)
+
+
+def gathered_experts(experts: Array, held: ExpertWeights, x: mx.array, weights: mx.array) -> mx.array:
+    """The same where MLX runs on a GPU."""
+    chosen, rows = mx.array(experts), x[:, None, None]
+    gate, up = (mx.gather_mm(rows, part, rhs_indices=chosen) for part in (held.gate, held.up))
+    y = mx.gather_mm(swiglu(gate, up), held.down, rhs_indices=chosen)
+    return (weights[..., None] * y[:, :, 0]).sum(axis=1)
 
 
 class SortedCall:

@@ -1,6 +1,6 @@
 """What training minimises: divergences between the teacher's distribution and the student's, in nats a position.
 
-Gradients are MLX's; the NumPy twin in `edge0_ref/training_losses.py` writes them out.
+Gradients are MLX's; the NumPy twin in `edge0_ref/losses.py` writes them out.
 """
 
 import mlx.core as mx

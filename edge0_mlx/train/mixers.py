@@ -10,6 +10,7 @@ import mlx.core as mx
 import numpy as np
 from jaxtyping import Float32
 
+from edge0_mlx.arrays import from_numpy
 from edge0_mlx.functions import l2_normalize, softplus
 from edge0_mlx.mixers.attention import cos_and_sin, rotary_angles, rotate_halves
 from edge0_mlx.mixers.gated_delta import L2_EPSILON
@@ -17,8 +18,10 @@ from edge0_mlx.mixers.norm import rms_norm
 from edge0_mlx.train.delta import chunked_delta_rule
 from edge0_mlx.train.elementwise import sigmoid, silu, softmax
 from edge0_mlx.train.floats import FloatWeights
+from edge0_ref.bits import widen
 from edge0_ref.config import AttentionConfig, GatedDeltaConfig, LayerConfig
-from edge0_ref.errors import UnsupportedModelError
+from edge0_ref.contract import Lora
+from edge0_ref.errors import AdapterError, UnsupportedModelError
 
 Activations = Float32[mx.array, "batch tokens hidden"]
 LoraPair = dict[str, mx.array]  # "lora_A" [rank, cols], "lora_B" [rows, rank], as files have them
@@ -29,6 +32,18 @@ class Loras(NamedTuple):
 
     pairs: Mapping[str, LoraPair]
     scale: float
+
+    @classmethod
+    def of(cls, loras: Mapping[str, Lora]) -> "Loras":
+        """What adapters hold, float32. Raises AdapterError where they differ in scale."""
+        pairs = {
+            module: {"lora_A": from_numpy(widen(lora.down)), "lora_B": from_numpy(widen(lora.up))}
+            for module, lora in loras.items()
+        }
+        scales = {lora.scale for lora in loras.values()} or {0.0}
+        if len(scales) > 1:
+            raise AdapterError(f"training takes a LoRA of one scale, got {', '.join(f'{s:g}' for s in sorted(scales))}")
+        return cls(pairs, scales.pop())
 
 
 NO_LORAS = Loras({}, 0.0)

@@ -11,14 +11,13 @@ import numpy as np
 from mlx import optimizers
 from mlx.utils import tree_flatten, tree_map, tree_unflatten
 
-from edge0_mlx.arrays import DeviceHead, device_head, from_numpy
+from edge0_mlx.arrays import DeviceHead, device_head
 from edge0_mlx.prerouter import build_features, predict
 from edge0_mlx.train.losses import forward_kl, tail_reverse_kl
 from edge0_mlx.train.mixers import Loras
 from edge0_mlx.train.model import ParallelModel
 from edge0_mlx.train.sampling import write_texts
 from edge0_ref.adapters import Adapters
-from edge0_ref.bits import widen
 from edge0_ref.contract import Array, Lora, PrerouterHead
 from edge0_ref.errors import NonFiniteError
 from edge0_ref.training import Batches, TrainSettings
@@ -146,14 +145,10 @@ class LoraStage(Stage):
     ) -> None:
         super().__init__(settings, batches)
         self.teacher, self.student = teacher, student
-        loras = adapters.loras or fresh_loras(student, settings.rank, settings.alpha, settings.seed)
-        self.scale = next(iter(loras.values())).scale
+        loras = Loras.of(adapters.loras or fresh_loras(student, settings.rank, settings.alpha, settings.seed))
+        self.scale = loras.scale
         self.frozen_heads = {owner: device_head(head) for owner, head in adapters.heads.items()}
-        pairs = {
-            # MLX's trees join names with dots
-            module.replace(".", "/"): {"lora_A": from_numpy(widen(lora.down)), "lora_B": from_numpy(widen(lora.up))}
-            for module, lora in loras.items()
-        }
+        pairs = {module.replace(".", "/"): pair for module, pair in loras.pairs.items()}  # MLX's trees join with dots
         heads = {f"owner {owner}": dict(vars(head)) for owner, head in self.frozen_heads.items()}
         self.start({"loras": pairs, "heads": heads} if self.heads_learn else {"loras": pairs})
 

@@ -7,12 +7,11 @@ from importlib.metadata import version
 import mlx.core as mx
 import numpy as np
 
-from edge0_mlx.arrays import device_head, from_numpy
-from edge0_mlx.train.mixers import NO_LORAS, Loras
+from edge0_mlx.arrays import device_head
+from edge0_mlx.train.mixers import Loras
 from edge0_mlx.train.model import ParallelModel
 from edge0_mlx.train.stages import HeadsStage, OpdStage, SftStage, Stage
 from edge0_ref.adapters import Adapters
-from edge0_ref.bits import widen
 from edge0_ref.checkpoint import Checkpoint
 from edge0_ref.contract import Array
 from edge0_ref.training import Batches, TrainSettings
@@ -54,12 +53,7 @@ class ScoredModel:
     def __init__(self, model: ParallelModel, adapters: Adapters) -> None:
         self.model = model
         self.heads = {owner: device_head(head) for owner, head in adapters.heads.items()}
-        pairs = {
-            module: {"lora_A": from_numpy(widen(lora.down)), "lora_B": from_numpy(widen(lora.up))}
-            for module, lora in adapters.loras.items()
-        }
-        scales = {lora.scale for lora in adapters.loras.values()}
-        self.loras = Loras(pairs, scales.pop()) if pairs else NO_LORAS
+        self.loras = Loras.of(adapters.loras)
 
     def logits(self, tokens: Array, decode_from: int | None = None) -> Array:
         heads = self.heads if decode_from is not None else {}

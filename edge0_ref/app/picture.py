@@ -3,6 +3,8 @@
 from pathlib import Path
 from xml.etree import ElementTree
 
+from edge0_ref.errors import UsageError
+
 FONT = "system-ui, sans-serif"
 INK, PALE = "#222222", "#cccccc"
 COMPUTE, EXPERTS, WAIT, READ, LIMIT = "#7ea6d9", "#2f5d9b", "#d1495b", "#66a182", "#edae49"
@@ -39,5 +41,9 @@ class Picture:
             x += 30 + 6.5 * len(words)
 
     def write(self, path: Path) -> None:
+        """Raises UsageError where that cannot be."""
         ElementTree.indent(self._root)
-        path.write_text(ElementTree.tostring(self._root, "unicode") + "\n", "utf-8")
+        try:
+            path.write_text(ElementTree.tostring(self._root, "unicode") + "\n", "utf-8")
+        except OSError as error:
+            raise UsageError(f"{path}: cannot be written: {error.strerror}") from None

@@ -2,25 +2,30 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, ProgressColumn
 
 Advance = Callable[[int], None]
+
+
+def bar_of(*columns: "ProgressColumn") -> "Progress":
+    """What is done, a bar, these columns, and the time left."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    shown = (TextColumn("{task.description}"), BarColumn(), *columns, TimeRemainingColumn())
+    return Progress(*shown, console=console, transient=True, disable=not console.is_terminal)
 
 
 @contextmanager
 def byte_bar(what: str, total: int, done: int = 0) -> Iterator[Advance]:
     """Call what it gives with the bytes just done."""
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import DownloadColumn, TransferSpeedColumn
 
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with bar_of(DownloadColumn(binary_units=True), TransferSpeedColumn()) as bar:
         task = bar.add_task(what, total=total, completed=done)
         yield lambda nbytes: bar.advance(task, nbytes)
 
@@ -28,12 +33,9 @@ def byte_bar(what: str, total: int, done: int = 0) -> Iterator[Advance]:
 @contextmanager
 def count_bar(what: str, total: int) -> Iterator[Advance]:
     """The same for things that are counted one by one."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import MofNCompleteColumn
 
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with bar_of(MofNCompleteColumn()) as bar:
         task = bar.add_task(what, total=total)
         yield lambda count: bar.advance(task, count)
 
@@ -41,11 +43,8 @@ def count_bar(what: str, total: int) -> Iterator[Advance]:
 @contextmanager
 def loss_bar(what: str, total: int, done: int = 0) -> Iterator[Callable[[float], None]]:
     """For steps of training: call what it gives with the loss of the step just done."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import MofNCompleteColumn
 
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with bar_of(MofNCompleteColumn()) as bar:
         task = bar.add_task(what, total=total, completed=done)
         yield lambda loss: bar.update(task, advance=1, description=f"{what}, loss {loss:.4f}")

@@ -5,7 +5,7 @@
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -24,7 +24,6 @@ from edge0_ref.packed import fingerprint
 from edge0_ref.tokens import open_tokenizer
 from edge0_ref.training import STAGES, Stage, Trainer, TrainSettings
 
-DATA_SEED = {stage: number for number, stage in enumerate(STAGES)}
 STEPS_A_CHECKPOINT = 20
 
 
@@ -69,8 +68,17 @@ def experts_of(layers: Mapping[int, Any]) -> dict[int, int]:
     return {layer: moe.num_experts for layer, moe in layers.items()}
 
 
+def run_stages(job: Job, stages: Sequence[TrainSettings]) -> None:
+    """[TRN-004] One after the other. Their checkpoints stay until all are done: no stage is trained twice."""
+    for settings in stages:
+        run_stage(job, settings)
+        job.tell(f"{settings.stage}: done, {job.out / settings.stage}")
+    for settings in stages:
+        RunFolder(job.out).forget(settings.stage)
+
+
 def run_stage(job: Job, settings: TrainSettings) -> Adapters:
-    """Train one stage; its adapters, which are in the run's folder too. Ctrl-C leaves a checkpoint."""
+    """Train one stage; its adapters, which are in the run's folder too, beside the checkpoint of the last step."""
     student = open_checkpoint(job.student)
     teacher, folder = open_teacher(job.teacher, student), RunFolder(job.out)
     corpus = read_corpus(job.text, open_tokenizer(job.student), student.config, settings.window)
@@ -78,14 +86,13 @@ def run_stage(job: Job, settings: TrainSettings) -> Adapters:
     base = fingerprint(student)
     run = Run(settings, base, teacher_fingerprint(teacher), corpus.fingerprint, adapters_fingerprint(earlier))
     trainer = find_trainer(job.backend)
-    seed = (settings.seed, DATA_SEED[settings.stage])
+    seed = (settings.seed, STAGES.index(settings.stage))
     stage = trainer.stage(
         settings, teacher, student, earlier, lambda number: corpus.batch(number, settings.batch, seed)
     )
     run_steps(folder, run, stage, job.tell)
     trained = finish(folder, run, stage, earlier, corpus, trainer, student)
     folder.draw()
-    folder.forget(settings.stage)
     return trained
 
 
@@ -175,6 +182,8 @@ def finish(
     target.mkdir(exist_ok=True)
     write_adapters(target / "heads.safetensors", heads, {}, told)
     if trained.loras:
-        settings_of_lora = {"r": settings.rank, "alpha": settings.alpha}
-        write_adapters(target / "lora.safetensors", {}, trained.loras, {**told, **settings_of_lora})
+        lora = next(iter(trained.loras.values()))  # which may have begun with other settings than these
+        rank = lora.down.shape[0]
+        told |= {"r": rank, "alpha": lora.scale * rank}
+        write_adapters(target / "lora.safetensors", {}, trained.loras, told)
     return adapters_of(student, target)

@@ -32,7 +32,7 @@ def train(
     batch: Annotated[int | None, typer.Option(help="Sequences a step; default: 4, 4, 8.")] = None,
     window: Annotated[int, typer.Option(help="Tokens of a sequence.")] = 256,
     width: Annotated[int, typer.Option(help="Of a head's hidden layer.")] = 256,
-    rank: Annotated[int, typer.Option(help="Of the LoRA.")] = 16,
+    rank: Annotated[int, typer.Option(help="Of the LoRA that sft begins; opd goes on with it.")] = 16,
     alpha: Annotated[float, typer.Option(help="The LoRA counts alpha / rank.")] = 32.0,
     first_consumer: Annotated[int, typer.Option(help="The first layer whose routing is predicted.")] = 2,
     start: Annotated[
@@ -45,7 +45,7 @@ def train(
     """Train prerouter heads, then the recovery LoRA."""
     from edge0_ref.app.blas import restart_with_openblas
     from edge0_ref.app.locate import locate
-    from edge0_ref.app.train import Job, run_stage
+    from edge0_ref.app.train import Job, run_stages
     from edge0_ref.training import STAGES, TrainSettings
 
     stages = STAGES if stage == "all" else tuple(known for known in STAGES if known == stage)
@@ -71,9 +71,7 @@ def train(
     restart_with_openblas(sys.argv[1:], preloaded, tell, os.execv)
     student = locate(model).folder
     job = Job(student, Path(teacher), Path(text), Path(out), backend, tell, None if start is None else Path(start))
-    for each in settings:
-        run_stage(job, each)
-        tell(f"{each.stage}: done, {job.out / each.stage}")
+    run_stages(job, settings)
 
 
 def evaluate(

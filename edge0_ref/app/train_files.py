@@ -1,7 +1,7 @@
 """What a training run leaves in its folder: a checkpoint to go on from, a log, adapters, a picture.
 
 RUN/<stage>/heads.safetensors, lora.safetensors    adapters, for --adapters RUN/<stage>
-RUN/<stage>.checkpoint.safetensors                 while the stage runs
+RUN/<stage>.checkpoint.safetensors                 until all stages of the command are done
 RUN/log.jsonl, RUN/curve.svg                       loss of every step
 """
 

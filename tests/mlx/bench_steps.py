@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
+from tests.mlx.peaks import ROOT, peaks_of
 from tests.ref.builders import Recipe, build
 
-ROOT = Path(__file__).parents[2]
 # the graph of a 40-layer model with one attention layer in four, over tensors too small to cost anything
 SMALL_TENSORS = Recipe(
     layers=40,
@@ -33,38 +33,20 @@ SMALL_TENSORS = Recipe(
 )
 
 
-def run(*arguments: str) -> dict[str, Any]:
-    """The last line a Python process prints, as JSON."""
-    shown = subprocess.run([sys.executable, *arguments], cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    result: dict[str, Any] = json.loads(shown.splitlines()[-1])
+def step_pairs(folder: Path) -> dict[str, float]:
+    command = [sys.executable, "-m", "tests.mlx.step_pairs", str(folder)]
+    shown = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    result: dict[str, float] = json.loads(shown.splitlines()[-1])
     return result
 
 
 @pytest.mark.skipif(find_spec("mlx_lm") is None, reason="mlx-lm is not installed")
 def test_building_a_step_beside_mlx_lm(benchmark: Any, tmp_path: Path) -> None:
     """Ours with 39 heads and staged slots, theirs with all weights resident."""
-    folder = str(build(tmp_path / "forty", SMALL_TENSORS))
+    folder = build(tmp_path / "forty", SMALL_TENSORS)
     runs: list[dict[str, float]] = []
-    benchmark.pedantic(lambda: runs.append(run("-m", "tests.mlx.step_pairs", folder)), rounds=3)
+    benchmark.pedantic(lambda: runs.append(step_pairs(folder)), rounds=3)
     benchmark.extra_info.update(sorted(runs, key=lambda each: each["build_ratio"])[1])
-
-
-DECODE = """
-import json, sys
-import mlx.core as mx
-from edge0_mlx.backend import create
-from edge0_ref.contract import Plan
-from edge0_ref.engine.memory import peak_bytes
-from edge0_ref.inventory import open_checkpoint
-
-checkpoint = open_checkpoint(sys.argv[1])
-decoder = create().decoder(checkpoint, Plan(top_k=8, slots=16))
-decoder.prefill([5, 6, 7])
-for token in range(30):
-    decoder.step(token)
-decoder.close()
-print(json.dumps({"mlx_peak": mx.get_peak_memory(), "process_peak": peak_bytes()}))
-"""
 
 
 def test_memory_does_not_follow_the_number_of_experts(benchmark: Any, tmp_path: Path) -> None:
@@ -72,9 +54,9 @@ def test_memory_does_not_follow_the_number_of_experts(benchmark: Any, tmp_path: 
     peaks = {}
     for experts in (64, 256, 1024):
         recipe = Recipe(layers=40, attention=4, experts=experts, top_k=8, inner=32)
-        folder = str(build(tmp_path / str(experts), recipe))
-        peaks[experts] = run("-c", DECODE, folder)
+        folder = build(tmp_path / str(experts), recipe)
+        peaks[experts] = peaks_of(folder)
     benchmark.extra_info["peak_mib"] = {
         experts: {name: round(size / 2**20, 1) for name, size in peak.items()} for experts, peak in peaks.items()
     }
-    benchmark.pedantic(run, args=["-c", DECODE, folder], rounds=1)
+    benchmark.pedantic(peaks_of, args=[folder], rounds=1)

@@ -1,6 +1,5 @@
 """What is told about a run, and routings that a measurement has executed instead of the model's own."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -16,10 +15,10 @@ from edge0_ref.app.bench_routing import SimulatedRouting, parse_routing
 from edge0_ref.checkpoint import Checkpoint
 from edge0_ref.contract import Measuring, Plan, Routing
 from tests.mlx.conftest import RECIPE, Opened
+from tests.mlx.peaks import peaks_of
 from tests.ref.builders import Recipe, build
 
 PLAN = Plan(top_k=2, slots=4)
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.spec("ENG-070")
@@ -106,22 +105,6 @@ def test_the_dtype_that_is_asked_for_is_the_one_that_runs(dtype: str) -> None:
     assert "device peak" in run.stderr
 
 
-DECODE = """
-import json, sys
-import mlx.core as mx
-from edge0_mlx.backend import create
-from edge0_ref.contract import Plan
-from edge0_ref.engine.memory import peak_bytes
-from edge0_ref.inventory import open_checkpoint
-
-checkpoint = open_checkpoint(sys.argv[1])
-decoder = create().decoder(checkpoint, Plan(top_k=4, slots=8))
-decoder.prefill([5, 6, 7])
-for token in range(12):
-    decoder.step(token)
-decoder.close()
-print(json.dumps({"mlx": mx.get_peak_memory(), "process": peak_bytes()}))
-"""
 NOISE = 12 * 2**20  # a process differs from its like by a few MiB: threads, allocators, address layout
 
 
@@ -133,10 +116,7 @@ def test_memory_does_not_follow_the_number_of_experts(tmp_path: Path) -> None:
     for recipe in (few, many):
         folder = build(tmp_path / str(recipe.experts), recipe)
         sizes.append(sum(path.stat().st_size for path in folder.iterdir()))
-        run = subprocess.run(
-            [sys.executable, "-c", DECODE, str(folder)], cwd=ROOT, check=True, capture_output=True, text=True
-        )
-        peaks.append(json.loads(run.stdout.splitlines()[-1]))
+        peaks.append(peaks_of(folder))
     routers = 40 * (many.experts - few.experts) * many.hidden * 4
     assert abs(peaks[1]["mlx"] - peaks[0]["mlx"]) <= 2 * routers
     assert abs(peaks[1]["process"] - peaks[0]["process"]) <= NOISE + 2 * routers

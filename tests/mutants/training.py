@@ -57,6 +57,17 @@ def a_step_done_twice(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(train_files.RunFolder, "resume", one_back)
 
 
+def a_stage_trained_twice(patch: pytest.MonkeyPatch) -> None:
+    run_stage = train.run_stage
+
+    def forgetful(job: Any, settings: Any) -> Any:
+        trained = run_stage(job, settings)
+        train_files.RunFolder(job.out).forget(settings.stage)
+        return trained
+
+    patch.setattr(train, "run_stage", forgetful)
+
+
 def nan_without_a_checkpoint(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(train, "NonFiniteError", ZeroDivisionError)
 
@@ -70,6 +81,15 @@ def any_teacher_will_do(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(train, "open_teacher", lambda folder, student: opened(student.folder, student))
 
 
+def alpha_of_the_settings(patch: pytest.MonkeyPatch) -> None:
+    write = train.write_adapters
+
+    def told_wrong(path: Any, heads: Any, loras: Any, told: Any) -> None:
+        write(path, heads, loras, {**told, "alpha": 32.0} if loras else told)
+
+    patch.setattr(train, "write_adapters", told_wrong)
+
+
 def any_base_will_do(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(adapters, "check_base", lambda checkpoint, folder, adapters: None)
 
@@ -81,8 +101,10 @@ MUTANTS = {
     gelu_with_half_a_derivative: "TRN-003",
     a_cold_start: "TRN-003",
     a_step_done_twice: "TRN-004",
+    a_stage_trained_twice: "TRN-004",
     nan_without_a_checkpoint: "TRN-005",
     any_checkpoint_will_do: "TRN-006",
     any_teacher_will_do: "TRN-006",
+    alpha_of_the_settings: "TRN-007",
     any_base_will_do: "TRN-007",
 }

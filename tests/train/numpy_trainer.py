@@ -21,8 +21,8 @@ class SumStage:
     nan_at: int | None = None
     interrupted_at: int | None = None
 
-    def __init__(self, settings: TrainSettings, student: Checkpoint, batches: Batches) -> None:
-        self.settings, self.config, self.batches = settings, student.config, batches
+    def __init__(self, settings: TrainSettings, student: Checkpoint, earlier: Adapters, batches: Batches) -> None:
+        self.settings, self.config, self.batches, self.earlier = settings, student.config, batches, earlier
         self.value = np.zeros(8)
 
     def step(self, number: int) -> float:
@@ -48,8 +48,10 @@ class SumStage:
         return Adapters({owner: self._head(owner) for owner in moe if owner + 1 in moe})
 
     def _lora(self, rows: int, cols: int) -> Lora:
-        rank = self.settings.rank
-        return Lora(np.resize(self.value, (rank, cols)), np.resize(self.value, (rows, rank)).copy(), 2.0)
+        rank, scale = self.settings.rank, self.settings.alpha / self.settings.rank
+        for lora in self.earlier.loras.values():  # goes on as it began
+            rank, scale = lora.down.shape[0], lora.scale
+        return Lora(np.resize(self.value, (rank, cols)), np.resize(self.value, (rows, rank)).copy(), scale)
 
     def _head(self, owner: int) -> PrerouterHead:
         experts = self.config.moe_layers[owner].num_experts
@@ -65,7 +67,7 @@ class NumpyTrainer:
     def stage(
         self, settings: TrainSettings, teacher: Checkpoint, student: Checkpoint, adapters: Adapters, batches: Batches
     ) -> SumStage:
-        return SumStage(settings, student, batches)
+        return SumStage(settings, student, adapters, batches)
 
     def scored(self, checkpoint: Checkpoint, adapters: Adapters, merged: bool = False) -> Any:
         raise NotImplementedError("nothing here runs a model")

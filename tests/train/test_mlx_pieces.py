@@ -1,6 +1,7 @@
 """The pieces of training on MLX against what they stand for, values and gradients."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -10,7 +11,7 @@ import pytest
 from edge0_mlx import functions
 from edge0_mlx.train import elementwise
 from edge0_mlx.train.delta import chunked_delta_rule, unit_lower_inverse
-from edge0_mlx.train.experts import SortedCall
+from edge0_mlx.train.experts import SortedCall, gathered_experts
 from edge0_mlx.train.floats import ExpertWeights
 from edge0_mlx.train.losses import forward_kl, tail_reverse_kl
 from edge0_ref import losses as reference
@@ -75,6 +76,7 @@ def token_by_token(q: mx.array, k: mx.array, v: mx.array, beta: mx.array, log_de
     return mx.stack(rows, axis=1)
 
 
+@pytest.mark.spec("DEC-021")
 @pytest.mark.parametrize("tokens", [1, 5, 32, 70])
 def test_the_delta_rule_in_chunks_is_the_delta_rule(tokens: int, random: np.random.Generator) -> None:
     """Keys that are almost parallel too: there a power series for the inverse would overflow."""
@@ -98,7 +100,7 @@ def test_the_inverse_is_one(size: int, random: np.random.Generator) -> None:
     assert np.abs(product - np.eye(size)).max() <= size * 2.0**-24 * np.abs(inverse).max() * size
 
 
-def test_sorted_experts_are_each_tokens_experts(random: np.random.Generator) -> None:
+def test_sorted_and_gathered_experts_are_each_tokens_experts(random: np.random.Generator) -> None:
     held = ExpertWeights(*(random.normal(size=s).astype(np.float32) / 4 for s in ((5, 8, 6), (5, 8, 6), (5, 6, 8))))
     weights = ExpertWeights(*map(mx.array, held))
     chosen = np.stack([random.permutation(5)[:2] for _ in range(9)])
@@ -117,9 +119,12 @@ def test_sorted_experts_are_each_tokens_experts(random: np.random.Generator) -> 
         call = SortedCall(chosen, weights)
         return elementwise.on_host(call.forward, call.backward, one_by_one)(x, shares)
 
-    assert_same(sorted_by_expert, one_by_one, random.normal(size=(9, 8)), random.uniform(size=(9, 2)))
+    x, shares = random.normal(size=(9, 8)), random.uniform(size=(9, 2))
+    assert_same(sorted_by_expert, one_by_one, x, shares)
+    assert_same(partial(gathered_experts, chosen, weights), one_by_one, x, shares)
 
 
+@pytest.mark.spec("TRN-001", "TRN-002")
 @pytest.mark.parametrize(
     ("loss", "wanted"),
     [

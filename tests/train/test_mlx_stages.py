@@ -18,7 +18,7 @@ from edge0_ref.adapters import Adapters, open_adapters
 from edge0_ref.app.locate import embedded_model
 from edge0_ref.checkpoint import Checkpoint
 from edge0_ref.contract import Array, Lora, QuantizedMatrix
-from edge0_ref.errors import NonFiniteError
+from edge0_ref.errors import AdapterError, NonFiniteError
 from edge0_ref.inventory import open_checkpoint
 from edge0_ref.training import STAGES, StageName, TrainSettings
 from tests.app.command import edge0, refused
@@ -49,6 +49,7 @@ def batches(number: int) -> Array:
     return np.random.default_rng(number).integers(0, RECIPE.vocab, (SETTINGS.batch, SETTINGS.window))
 
 
+@pytest.mark.spec("TRN-004")
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_stage_goes_on_from_its_state_as_if_it_had_not_stopped(
     student: Checkpoint, teacher: Checkpoint, heads: Adapters, stage: StageName
@@ -98,6 +99,15 @@ def test_a_fresh_lora_has_no_effect(student: Checkpoint) -> None:
     assert (with_loras == without).all()
 
 
+def test_loras_of_two_scales_are_refused(student: Checkpoint) -> None:
+    loras = fresh_loras(ParallelModel(student), 2, 4.0, 0)
+    module = next(iter(loras))
+    mixed = Adapters({}, {**loras, module: replace(loras[module], scale=1.0)})
+    with pytest.raises(AdapterError, match="one scale, got 1, 2"):
+        MlxTrainer().scored(student, mixed)
+
+
+@pytest.mark.spec("TRN-005")
 def test_a_loss_that_is_not_finite_changes_nothing(student: Checkpoint, teacher: Checkpoint, heads: Adapters) -> None:
     stage = MlxTrainer().stage(replace(SETTINGS, stage="sft"), teacher, student, heads, batches)
     state = stage.state()

@@ -2,6 +2,7 @@
 
 import errno
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,10 +13,12 @@ from hypothesis import strategies as st
 
 from edge0_ref.adapters import adapters_of
 from edge0_ref.app import train_files
-from edge0_ref.app.train import run_stage
+from edge0_ref.app.train import open_teacher, run_stage, run_stages
 from edge0_ref.app.train_text import Corpus
+from edge0_ref.checkpoint import Checkpoint
 from edge0_ref.errors import AdapterError, BackendError, NonFiniteError, UsageError
 from edge0_ref.inventory import open_checkpoint
+from edge0_ref.training import STAGES
 from tests.ref.builders import Recipe, build
 from tests.train.conftest import SETTINGS, MakeJob
 from tests.train.numpy_trainer import SumStage
@@ -31,6 +34,19 @@ def stopped(job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> MakeJob:
     return job
 
 
+def changed_copy(base: Checkpoint, tensor: str, folder: Path) -> Path:
+    """The same model but for the lowest bits of the first bytes of one tensor."""
+    folder.mkdir()
+    for path in base.folder.iterdir():
+        if path.is_file():
+            (folder / path.name).write_bytes(path.read_bytes())
+    info = base.info(tensor)
+    with (folder / info.path.name).open("r+b") as file:
+        file.seek(info.offset)
+        file.write(bytes(byte ^ 1 for byte in base.read(tensor).tobytes()[:8]))
+    return folder
+
+
 def written(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.glob("*.safetensors"))}
 
@@ -42,7 +58,7 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(
 ) -> None:
     """Stopped like a process that is killed: nothing but the files of the last checkpoint is left."""
     monkeypatch.setattr("edge0_ref.app.train.STEPS_A_CHECKPOINT", stop)
-    run_stage(job(out=tmp_path / "whole"), SETTINGS)
+    run_stages(job(out=tmp_path / "whole"), [SETTINGS])
     save = train_files.RunFolder.save
 
     def save_and_die(self: train_files.RunFolder, *arguments: object) -> None:
@@ -54,9 +70,33 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(
         run_stage(job(), SETTINGS)
     monkeypatch.setattr(train_files.RunFolder, "save", save)
     told: list[str] = []
-    run_stage(job(tell=told.append), SETTINGS)
+    run_stages(job(tell=told.append), [SETTINGS])
     assert told[0] == f"heads: going on after step {stop} of {SETTINGS.steps}"
     assert written(tmp_path / "run" / "heads") == written(tmp_path / "whole" / "heads")
+    assert not list((tmp_path / "run").glob("*.checkpoint*"))
+
+
+@pytest.mark.spec("TRN-004")
+def test_a_run_that_was_stopped_trains_no_stage_twice(
+    job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stages = [replace(SETTINGS, stage=stage) for stage in STAGES]
+    run_stages(job(out=tmp_path / "whole"), stages)
+    step, trained = SumStage.step, list[tuple[str, int]]()
+
+    def dies_in_the_last(self: SumStage, number: int) -> float:
+        trained.append((self.settings.stage, number))
+        if len(trained) == len(stages) * SETTINGS.steps:
+            raise KeyboardInterrupt
+        return step(self, number)
+
+    monkeypatch.setattr(SumStage, "step", dies_in_the_last)
+    with pytest.raises(KeyboardInterrupt):
+        run_stages(job(), stages)
+    run_stages(job(), stages)
+    assert trained == [*((stage, n) for stage in STAGES for n in range(SETTINGS.steps)), ("opd", SETTINGS.steps - 1)]
+    for stage in STAGES:
+        assert written(tmp_path / "run" / stage) == written(tmp_path / "whole" / stage)
     assert not list((tmp_path / "run").glob("*.checkpoint*"))
 
 
@@ -108,6 +148,39 @@ def test_a_checkpoint_of_other_text_is_refused(stopped: MakeJob, text: Path) -> 
 
 
 @pytest.mark.spec("TRN-006")
+@pytest.mark.parametrize(
+    ("role", "tensor"),
+    [
+        ("student", lambda base: f"{base.config.tensors.experts[0][0]}.gate_proj.weight"),
+        ("teacher", lambda base: base.config.final_norm),
+    ],
+)
+def test_a_checkpoint_of_another_model_is_refused(
+    stopped: MakeJob, tmp_path: Path, role: str, tensor: Callable[[Checkpoint], str]
+) -> None:
+    base = open_checkpoint(stopped().student)
+    changed = changed_copy(base, tensor(base), tmp_path / "changed")
+    with pytest.raises(UsageError, match=f"of another run, whose {role} was"):
+        run_stage(stopped(**{role: changed}), SETTINGS)
+
+
+@pytest.mark.spec("TRN-006")
+@pytest.mark.parametrize(
+    ("other", "named"),
+    [
+        ({"layers": 5}, "number of layers is 5, the student's 4"),
+        ({"experts": 8}, "routed experts is"),
+        ({"hidden": 128}, "hidden size is 128, the student's 64"),
+    ],
+)
+def test_a_teacher_of_other_sizes_is_refused(tmp_path: Path, other: dict[str, int], named: str) -> None:
+    student = open_checkpoint(build(tmp_path / "student", Recipe(layers=4, experts=4, hidden=64)))
+    teacher = build(tmp_path / "teacher", replace(Recipe(layers=4, experts=4, hidden=64), **other))
+    with pytest.raises(UsageError, match=f"no teacher of .*: {named}"):
+        open_teacher(teacher, student)
+
+
+@pytest.mark.spec("TRN-006")
 def test_a_teacher_of_another_model_is_refused(job: MakeJob, tmp_path: Path) -> None:
     other = build(tmp_path / "other", Recipe())
     with pytest.raises(UsageError, match=r"no teacher of .*: vocabulary is \d+, the student's 1024"):
@@ -143,20 +216,22 @@ def test_adapters_say_what_they_were_made_from(job: MakeJob, tmp_path: Path) -> 
 
 
 @pytest.mark.spec("TRN-007")
+def test_a_lora_that_goes_on_tells_the_scale_it_began_with(job: MakeJob, tmp_path: Path) -> None:
+    run_stage(job(), SETTINGS)
+    run_stage(job(), replace(SETTINGS, stage="sft", rank=4, alpha=8.0))
+    run_stage(job(), replace(SETTINGS, stage="opd"))
+    opened = adapters_of(open_checkpoint(job().student), tmp_path / "run" / "opd")
+    assert (opened.metadata["r"], opened.metadata["alpha"]) == (4, 8.0)
+    assert {lora.scale for lora in opened.loras.values()} == {2.0}
+
+
+@pytest.mark.spec("TRN-007")
 def test_adapters_of_another_base_are_refused(job: MakeJob, tmp_path: Path) -> None:
     """The same geometry, other weights: one expert's bytes differ."""
     run_stage(job(), SETTINGS)
     base = open_checkpoint(job().student)
-    changed = tmp_path / "changed"
-    changed.mkdir()
-    for path in base.folder.iterdir():
-        if path.is_file():
-            (changed / path.name).write_bytes(path.read_bytes())
-    module = base.config.tensors.experts[0][0]
-    info = base.info(f"{module}.gate_proj.weight")
-    with (changed / info.path.name).open("r+b") as file:
-        file.seek(info.offset)
-        file.write(bytes(byte ^ 1 for byte in base.read(info.name).tobytes()[:8]))
+    tensor = f"{base.config.tensors.experts[0][0]}.gate_proj.weight"
+    changed = changed_copy(base, tensor, tmp_path / "changed")
     with pytest.raises(AdapterError, match="trained on the base"):
         adapters_of(open_checkpoint(changed), tmp_path / "run" / "heads")
 
