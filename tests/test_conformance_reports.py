@@ -42,7 +42,8 @@ def test_the_readmes_backend_is_green_where_it_is_done_and_fails_where_it_is_not
 
 
 @pytest.mark.spec("BCK-002")
-def test_a_backend_that_claims_less_is_green(example: Path) -> None:
+def test_a_backend_that_claims_less_is_green(example: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTEST_ADDOPTS", "--option-of-another-suite")
     source = (example / "my_backend.py").read_text("utf-8")
     (example / "my_backend.py").write_text(source.replace('{"dequant", "router"}', '{"dequant"}'), "utf-8")
     run = conformance_of(example, "--backend", "my_backend:MyBackend", "--only", "DEQ-002,DEQ-003,RTR-003")

@@ -5,7 +5,10 @@ import json
 import os
 import pty
 import signal
+import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -13,7 +16,8 @@ import pytest
 from edge0_ref.app import embedded_model, open_model
 from edge0_ref.app.chat import prompt_of, without_thought
 from edge0_ref.engine.prefixes import PrefixBudget
-from tests.app.command import edge0_here, refusal, start
+from tests.app.command import TIMEOUT, edge0_here, refusal, start
+from tests.app.terminal import read_until
 from tests.app.test_generate import GENESIS, TOKENIZER
 
 ANSWER = TOKENIZER.decode(GENESIS[:8])
@@ -109,10 +113,9 @@ def test_ctrl_c_stops_an_answer_and_not_the_program(home, tmp_path, when) -> Non
         read_until(ours, "> ")
         os.write(ours, b"Genesis 1\\\n\n" if when == "answer" else b"half a line")
         read_until(ours, "The word" if when == "answer" else "half a line")
-        process.send_signal(signal.SIGINT)
-        read_until(ours, "> ")
+        interrupt(process, ours)
         os.write(ours, f"/save {tmp_path / 'x'}\n".encode() + b"\x04")
-        _, stderr = process.communicate(timeout=60)
+        _, stderr = process.communicate(timeout=TIMEOUT)
     os.close(ours)
     assert process.returncode == 0
     assert "Traceback" not in stderr
@@ -122,11 +125,15 @@ def test_ctrl_c_stops_an_answer_and_not_the_program(home, tmp_path, when) -> Non
     assert (home / "chat-history").stat().st_mode & 0o777 == 0o600
 
 
-def read_until(terminal: int, words: str) -> str:
-    shown = ""
-    while words not in shown:
-        shown += os.read(terminal, 65536).decode("utf-8", "replace")
-    return shown
+def interrupt(process: subprocess.Popen[str], terminal: int) -> None:
+    """Ctrl-C, until the next prompt: readline sees no signal that comes between its last key and its wait for one."""
+    end = time.monotonic() + TIMEOUT
+    while time.monotonic() < end:
+        process.send_signal(signal.SIGINT)
+        with suppress(TimeoutError):
+            read_until(terminal, "> ", 2.0)
+            return
+    raise TimeoutError("no prompt after Ctrl-C")
 
 
 def test_the_next_prompt_begins_where_the_answer_was_to_begin(tmp_path) -> None:

@@ -11,7 +11,8 @@ from safetensors.numpy import load_file
 
 from edge0_ref.app import embedded_model
 from edge0_ref.tokens import open_tokenizer
-from tests.app.command import ROOT, edge0, start
+from tests.app.command import ROOT, TIMEOUT, edge0, start
+from tests.app.terminal import read_all
 
 # what mlx-lm 0.32.2 continues "Genesis 1\n" with, greedily
 GENESIS = [449, 575, 269, 259, 337, 12, 540, 12, 199, 51, 80, 773, 318, 259, 457, 12, 540, 12, 199, 51, 80, 773]
@@ -121,24 +122,12 @@ def test_a_terminal_has_a_live_line_and_the_whole_text(text_on_terminal) -> None
         assert stdout == text + "\n"
 
 
-def read_all(terminal: int) -> str:
-    """Everything a terminal was sent until its other side closed."""
-    shown = b""
-    try:
-        while part := os.read(terminal, 65536):
-            shown += part
-    except OSError:  # how Linux says that the other side is closed
-        pass
-    os.close(terminal)
-    return shown.decode()
-
-
 @pytest.mark.spec("ENG-065")
 def test_ctrl_c_ends_a_text_quietly_with_130() -> None:
     process = start("generate", "--prompt", "Genesis 1\n", "--max-tokens", 4000)
     assert process.stdout.read(1) == "T"
     process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=30)
+    _, stderr = process.communicate(timeout=TIMEOUT)
     assert (process.returncode, stderr) == (130, "")
 
 
@@ -147,7 +136,7 @@ def test_a_closed_pipe_ends_a_text_quietly() -> None:
     process = start("generate", "--prompt", "Genesis 1\n", "--max-tokens", 4000)
     assert process.stdout.read(1) == "T"
     process.stdout.close()
-    assert process.wait(timeout=30) == 141
+    assert process.wait(timeout=TIMEOUT) == 141
     assert process.stderr.read() == ""
     process.stderr.close()
 

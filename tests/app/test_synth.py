@@ -224,7 +224,7 @@ def test_a_killed_run_leaves_nothing_that_opens_and_the_next_one_works(tmp_path:
             while not (folder / ASIDE).exists() and process.poll() is None:
                 time.sleep(0.01)
             process.send_signal(kind)
-            process.wait(timeout=60)
+            process.wait(timeout=300)
         if process.returncode:
             break
         shutil.rmtree(folder)  # it was done before the signal came, which shows nothing

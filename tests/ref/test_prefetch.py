@@ -34,7 +34,7 @@ def test_urgent_reads_go_first_and_equal_ones_in_the_order_they_were_asked_for(u
     store, prefetcher = MemoryStore(16), Prefetcher(threads=1)
     store.gate.clear()
     prefetcher.submit(store, 15, large_slot(), "ahead")
-    assert store.begun.acquire(timeout=10)  # the only thread is busy: what follows queues up
+    assert store.begun.acquire(timeout=60)  # the only thread is busy: what follows queues up
     reads = [prefetcher.submit(store, expert, large_slot(), u) for expert, u in enumerate(urgencies)]  # type: ignore[arg-type]
     store.gate.set()
     for read in reads:
@@ -86,7 +86,7 @@ def test_close_waits_for_the_read_in_flight_and_leaves_no_thread() -> None:
     store.gate.clear()
     held = slot()
     prefetcher.submit(store, 1, held, "ahead")
-    assert store.begun.acquire(timeout=10)
+    assert store.begun.acquire(timeout=60)
     closing = threading.Thread(target=prefetcher.close, daemon=True)
     closing.start()
     closing.join(timeout=0.05)
@@ -105,7 +105,7 @@ def test_a_slot_is_not_given_to_a_second_writer_while_the_first_is_at_work(kind:
     executor = make_executor(kind, store, 1, prefetcher)  # type: ignore[arg-type]
     store.gate.clear()
     executor.prepare([0])
-    assert store.begun.acquire(timeout=10)  # expert 0 is half-way into the only slot
+    assert store.begun.acquire(timeout=60)  # expert 0 is half-way into the only slot
     executor.release_hints()
     call = threading.Thread(target=play, args=(executor, ("call", [1])), daemon=True)
     call.start()
@@ -125,7 +125,7 @@ def test_an_executor_closes_only_after_the_reader_has_left_its_slots() -> None:
     executor = make_executor("staged", store, 2, prefetcher)
     store.gate.clear()
     executor.prepare([0, 1])
-    assert store.begun.acquire(timeout=10)
+    assert store.begun.acquire(timeout=60)
     closing = threading.Thread(target=executor.close, daemon=True)
     closing.start()
     closing.join(timeout=0.05)

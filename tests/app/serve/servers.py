@@ -15,7 +15,7 @@ import httpx
 from tests.app.command import start
 
 PARROT = ("--backend", "tests.app.serve.parrot:create")
-TIMEOUT = 30.0
+TIMEOUT = 120.0  # a busy machine
 START_TIMEOUT = 180.0  # kernels may have to be compiled first
 
 
