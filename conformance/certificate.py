@@ -6,11 +6,11 @@ import platform
 import re
 import subprocess
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from conformance.report import STATUSES, Report
 from conformance.requirements import SPEC
+from edge0_ref.app.machine import versions
 
 PACKAGES = ("edge0", "numpy", "numba", "mlx", "hypothesis", "pytest")
 
@@ -27,7 +27,7 @@ def certificate(report: Report, command: str = "") -> dict[str, Any]:
         "profile": report.profile,
         "seed": report.seed,
         "specification": specification(),
-        "versions": versions(),
+        "versions": versions(PACKAGES),
         "machine": machine(),
         "commit": commit(),
         "only": sorted(report.selected),
@@ -59,16 +59,6 @@ def specification() -> dict[str, str]:
     for chapter in sorted(SPEC.glob("[0-9][0-9]-*.md")):
         digest.update(chapter.read_bytes())
     return {"edition": stated[1] if stated else "not stated", "sha256": digest.hexdigest()}
-
-
-def versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 def machine() -> dict[str, Any]:

@@ -45,7 +45,7 @@ def read_tensors(folder: Path) -> dict[str, np.ndarray]:
 
 
 class Oracle:
-    """One checkpoint with its adapters."""
+    """One checkpoint with its adapters. The config is a family's own, or has the text model's part in `text_config`."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Oracle:
         self.tensors, self.heads, self.loras = read_tensors(folder), heads, loras
         self.precision, self.profile = precision, profile
         config = json.loads((folder / "config.json").read_text("utf-8"))
-        self.text, self.quantization = config["text_config"], config["quantization"]
+        self.text, self.quantization = config.get("text_config", config), config["quantization"]
         self.tied, self.eps = config["tie_word_embeddings"], self.text["rms_norm_eps"]
 
     def weight(self, module: str, index: int | None = None) -> np.ndarray:

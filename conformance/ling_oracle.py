@@ -1,35 +1,19 @@
 """The whole Ling 3 decoder in float64, written from its equations: keys and values of every position written out."""
 
-import json
 from collections.abc import Collection, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from conformance import oracles
-from conformance.decoder_oracle import Oracle, Trace, read_tensors, sigmoid, silu, unit
-from conformance.profiles import FLOAT32, Profile
+from conformance.decoder_oracle import Oracle, Trace, sigmoid, silu, unit
+from conformance.profiles import Profile
 from conformance.sessions import Session
-from edge0_ref.contract import Lora, PrerouterHead, SigmoidGroup
+from edge0_ref.contract import SigmoidGroup
 
 
 class LingOracle(Oracle):
     """One checkpoint with its adapters."""
-
-    def __init__(
-        self,
-        folder: Path,
-        heads: Mapping[int, PrerouterHead],
-        loras: Mapping[str, Lora],
-        precision: Any = np.float64,
-        profile: Profile = FLOAT32,
-    ) -> None:
-        self.tensors, self.heads, self.loras = read_tensors(folder), heads, loras
-        self.precision, self.profile = precision, profile
-        self.text = json.loads((folder / "config.json").read_text("utf-8"))
-        self.quantization = self.text["quantization"]
-        self.tied, self.eps = self.text["tie_word_embeddings"], self.text["rms_norm_eps"]
 
     def weight(self, module: str, index: int | None = None) -> np.ndarray:
         """Quantised, float, or put together from two stacks: row blocks of a head are W_UK, then W_UV."""

@@ -186,15 +186,16 @@ def test_close_waits_for_reads_in_flight_and_may_be_repeated(driven: Driven, jud
 
 @kinds("whole_layer")
 @pytest.mark.spec("EXE-040")
+@pytest.mark.parametrize("hint", [None, "nobody", "the last"])
 @examples(0.25)
-@given(experts=st.sampled_from((1, 2, 5, 60)), hinted=st.booleans(), seed=cases.SEEDS)
+@given(experts=st.sampled_from((1, 2, 5, 60)), seed=cases.SEEDS)
 def test_whole_layer_reads_every_expert_once_ascending(
-    driven: Driven, judge: Judge, kind: ExecutorKind, experts: int, hinted: bool, seed: int
+    driven: Driven, judge: Judge, kind: ExecutorKind, experts: int, hint: str | None, seed: int
 ) -> None:
     executor, store = opened(driven, kind, 1, experts)
     store.slow = dict.fromkeys(range(experts), 0.0005)
-    if hinted:
-        executor.prepare([experts - 1])
+    if hint:
+        executor.prepare([] if hint == "nobody" else [experts - 1])
         judge.state(executor.resident, set(range(experts)), "resident after a hint")
         reads = store.settle(0, range(experts))
         # threads may overtake each other by a few reads, never by a third of the layer

@@ -17,11 +17,10 @@ from edge0_ref.contract import ExecutorKind, QuantizedMatrix, Routing, SigmoidGr
 from edge0_ref.errors import ShapeError
 
 every_count = pytest.mark.parametrize("experts", cases.AWKWARD_COUNTS)
-dequant, quantize, linear, router = (pytest.mark.claim(claim) for claim in ("dequant", "quantize", "linear", "router"))
 MANY = 32_771  # a prime beyond 2**15
 
 
-@router
+@pytest.mark.claim("router")
 @every_count
 @pytest.mark.spec("RTR-003", "RTR-010", "RTR-011")
 @pytest.mark.parametrize("character", ["ties", "all equal", "dominant", "neighbours"])
@@ -36,7 +35,7 @@ def test_softmax_chooses_among_any_number_of_experts(
         judge.bound(routing.weights, *wanted, f"weights of {k} of {experts}, {character}", "RTR-011")
 
 
-@router
+@pytest.mark.claim("router")
 @every_count
 @pytest.mark.spec("RTR-023", "RTR-024", "RTR-003")
 def test_sigmoid_chooses_among_any_number_of_experts(driven: Driven, judge: Judge, experts: int) -> None:
@@ -54,7 +53,7 @@ def test_sigmoid_chooses_among_any_number_of_experts(driven: Driven, judge: Judg
                 judge.bound(routing.weights, *weights, f"weights of {recipe}", "RTR-024")
 
 
-@router
+@pytest.mark.claim("router")
 @pytest.mark.spec("RTR-001", "RTR-003")
 @pytest.mark.parametrize("tokens", [1, 2049, MANY])
 def test_any_number_of_tokens_is_routed(driven: Driven, judge: Judge, tokens: int) -> None:
@@ -93,7 +92,7 @@ def test_rows_need_not_fill_a_tile(driven: Driven, judge: Judge, rows: int, bits
     )
 
 
-@linear
+@pytest.mark.claim("linear")
 @pytest.mark.spec("DEQ-010", "NUM-005")
 @pytest.mark.parametrize("tokens", [1, 2, 33, 2049])
 @pytest.mark.parametrize(("rows", "cols"), [(1, 1), (3, 7), (65, 33), (9, 1000)])
@@ -134,7 +133,7 @@ def test_activations_may_be_every_second_column(driven: Driven, judge: Judge) ->
     judge.bound(driven.linear(x, matrix), *oracles.linear(x, matrix, None, judge.profile), "every second column")
 
 
-@quantize
+@pytest.mark.claim("quantize")
 @pytest.mark.spec("DEQ-024")
 @pytest.mark.parametrize(
     ("cols", "group_size"), [(1, 32), (31, 32), (33, 32), (96, 64), (65, 64), (192, 128), (129, 128)]

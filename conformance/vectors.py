@@ -76,19 +76,21 @@ class Case:
     def bounds(self, profile: Profile) -> dict[str, Any]:
         """[NUM-011] By output. A vector states float32's; of another profile they follow from the same inputs."""
         bounds: dict[str, Any] = self.decoded(self.values.get("bound", {}))
-        operation, inputs = self.values["operation"], self.arguments() if profile is not FLOAT32 and bounds else {}
-        if inputs and operation == "linear":
-            lora = Lora(**inputs["lora"]) if "lora" in inputs else None
-            bounds["y"] = oracles.linear(inputs["x"], weight_of(inputs["weight"]), lora, profile).bound
-        elif inputs and operation == "predict":
-            bounds["logits"] = oracles.head_logits(PrerouterHead(**inputs["head"]), inputs["features"], profile).bound
-        elif inputs and operation == "executor":
-            experts = experts_of(inputs["experts"])
-            bounds["y"] = oracles.experts_output(inputs["x"], Routing(**inputs["routing"]), experts, profile).bound
-        elif inputs and operation == "sequence":
-            experts, calls = experts_of(inputs["experts"]), [event for event in inputs["events"] if "x" in event]
-            parts = [oracles.experts_output(c["x"], Routing(**c["routing"]), experts, profile) for c in calls]
-            bounds["y"] = np.concatenate([part.bound for part in parts])
+        if profile is FLOAT32 or not bounds:
+            return bounds
+        inputs = self.arguments()
+        match self.values["operation"]:
+            case "linear":
+                lora = Lora(**inputs["lora"]) if "lora" in inputs else None
+                bounds["y"] = oracles.linear(inputs["x"], weight_of(inputs["weight"]), lora, profile).bound
+            case "predict":
+                head = PrerouterHead(**inputs["head"])
+                bounds["logits"] = oracles.head_logits(head, inputs["features"], profile).bound
+            case "executor" | "sequence":
+                experts = experts_of(inputs["experts"])
+                calls = [call for call in inputs.get("events", [inputs]) if "x" in call]
+                parts = [oracles.experts_output(c["x"], Routing(**c["routing"]), experts, profile) for c in calls]
+                bounds["y"] = np.concatenate([part.bound for part in parts])
         return bounds
 
     def decoded(self, value: Any) -> Any:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 Message = Mapping[str, Any]
 Fill = Callable[[Mapping[str, Any]], str]  # what a template says, given its variables
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+THINK, END_OF_THOUGHT = "<think>", "</think>"  # as published templates mark what a model thinks
 BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 

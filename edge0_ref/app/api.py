@@ -28,6 +28,7 @@ from edge0_ref.contract import (
     Array,
     Backend,
     Counters,
+    Decoder,
     ExecutorKind,
     Measuring,
     Observe,
@@ -70,10 +71,9 @@ def open_model(
     Files are checked now, weights are read with the first text. adapters: a folder; None takes those inside the
     model's folder, if there are any. dtype: of activations; None is the backend's choice. memory: bytes, or "3GiB".
     context: tokens to plan for; None plans for what a text asks for. reuse: room for prefixes kept from text to text;
-    None keeps none. read_mode: None is `default_read_mode`, with what
-    `edge0 doctor` left in the folder `cache`. packed: a sidecar, or its folder; None takes the one beside the model if
-    it is there, "none" takes none. notify: told what a user should know. Raises CheckpointError, AdapterError,
-    UsageError.
+    None keeps none. read_mode: None is `default_read_mode`, with what `edge0 doctor` left in the folder `cache`.
+    packed: a sidecar, or its folder; None takes the one beside the model if it is there, "none" takes none. notify:
+    told what a user should know. Raises CheckpointError, AdapterError, UsageError.
     """
     for what, value, known in (("executor", executor, EXECUTOR_KINDS), ("read mode", read_mode, READ_MODES)):
         if value is not None and value not in known:
@@ -204,22 +204,8 @@ class Model:
         context = self.settings.context or min(context, self.config.max_context)
         if self._session is None or self._session.context < context or self._logits_tokens < logits_tokens:
             self._release()
-            if notice := notice_of(self.backend):
-                self.settings.notify(notice)
-            stored = reads_as_stored(self.backend)
-            request = replace(
-                self.settings.request,
-                context=context,
-                prompt_tokens=prompt_tokens,
-                logits_tokens=logits_tokens,
-                reads_as_stored=stored,
-            )
+            self.plan, decoder = self.start_decoder(prompt_tokens, context, logits_tokens)
             self._logits_tokens = logits_tokens
-            self.plan = make_plan(self.checkpoint, self.adapters, request, resident_bytes())
-            if request.memory is not None:
-                self.settings.notify(plan_text(self.plan))
-            limit_memory(self.backend, request.memory)
-            decoder = self.backend.decoder(self.checkpoint, self.plan.plan, self.adapters, self.settings.observe)
             tokenizer = self.tokenizer if self.has_tokenizer else None
             if self.settings.reuse and self.prefixes is None:
                 self.prefixes = open_prefixes(
@@ -234,6 +220,25 @@ class Model:
                 self.prefixes.attach(decoder)
             self._session = Session(decoder, self.config, context, tokenizer, self.backend.to_numpy, self.prefixes)
         return self._session
+
+    def start_decoder(
+        self, prompt_tokens: int, context: int, logits_tokens: int = 0
+    ) -> tuple[MemoryPlan, Decoder[Any]]:
+        """A new decoder and its plan, which comes first. Whoever asks closes it. Raises BudgetError, BackendError."""
+        if notice := notice_of(self.backend):
+            self.settings.notify(notice)
+        request = replace(
+            self.settings.request,
+            context=context,
+            prompt_tokens=prompt_tokens,
+            logits_tokens=logits_tokens,
+            reads_as_stored=reads_as_stored(self.backend),
+        )
+        plan = make_plan(self.checkpoint, self.adapters, request, resident_bytes())
+        if request.memory is not None:
+            self.settings.notify(plan_text(plan))
+        limit_memory(self.backend, request.memory)
+        return plan, self.backend.decoder(self.checkpoint, plan.plan, self.adapters, self.settings.observe)
 
     def _release(self) -> None:
         self._earlier = self.counters

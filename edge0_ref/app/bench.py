@@ -47,14 +47,14 @@ def figures_of(case: Case, earlier: Sequence[dict[str, Any]], notify: Notify) ->
 
 
 def tell_cases(told: Sequence[dict[str, Any]], picture: Path | None, notify: Notify, *, table: bool) -> None:
-    """For people and for programs."""
+    """For people and for programs; the picture last, so that figures stay where it cannot be written."""
     if table:
         print_cases(told)
+    for line in told:
+        print(json.dumps(rounded(line)))
     if picture is not None:
         write_steps(picture, told)
         notify(f"{picture}: written")
-    for line in told:
-        print(json.dumps(rounded(line)))
 
 
 def rounded(value: Any) -> Any:

@@ -163,7 +163,7 @@ def figures(running: Running, measured: Measured) -> dict[str, Any]:
     needed = hits + sum(s.read_ahead + s.on_demand for s in spent)
     alone = median(step.seconds for step in measured.alone) if measured.alone else None
     raw = median(measured.raw)
-    touched = checkpoint_load(running.model.checkpoint, running.top_k).touched + running.adapters.nbytes
+    touched = checkpoint_load(running.model.checkpoint, running.top_k).touched + running.model.adapters.nbytes
     disk_seconds, compute_seconds = bytes_read / raw if raw else 0.0, min(alone or compute, compute)
     return {
         "scenario": case.scenario,

@@ -9,17 +9,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import numpy as np
-
 from edge0_ref.app.api import Model
 from edge0_ref.app.live import open_screen, status_line
 from edge0_ref.app.shell import tell
-from edge0_ref.engine.prefixes import shared
+from edge0_ref.engine.prefixes import turn_of
 from edge0_ref.engine.sampling import SamplingSettings
 from edge0_ref.errors import Edge0Error, UsageError
-from edge0_ref.tokens import Message, Tokenizer
+from edge0_ref.tokens import END_OF_THOUGHT, Message, Tokenizer
 
-END_OF_THOUGHT = "</think>"
 HELP = """\
 Write, and press Enter; a line that ends in a backslash goes on in the next one.
 Ctrl-C stops an answer, Ctrl-D leaves.
@@ -119,7 +116,7 @@ def prompt_of(tokenizer: Tokenizer, messages: list[Message], plain: bool) -> tup
         tokenizer.encode(tokenizer.chat(messages, add_generation_prompt=opening), special=False)
         for opening in (True, False)
     )
-    return ids, shared(np.array(ids, np.int32), np.array(asked, np.int32))
+    return ids, turn_of(ids, asked)
 
 
 def without_thought(text: str) -> str:
@@ -199,12 +196,23 @@ def line_editor(history: Path | None) -> Iterator[str]:
         yield "> "
         return
     readline.set_history_length(1000)
-    if history and history.exists():
-        readline.read_history_file(history)
+    with told_if_not_kept(history):
+        if history and history.exists():
+            readline.read_history_file(history)
     try:
         yield "> "
     finally:
-        if history:
-            history.parent.mkdir(parents=True, exist_ok=True)
-            history.touch(mode=0o600)
-            readline.write_history_file(history)
+        with told_if_not_kept(history):
+            if history:
+                history.parent.mkdir(parents=True, exist_ok=True)
+                history.touch(mode=0o600)
+                readline.write_history_file(history)
+
+
+@contextmanager
+def told_if_not_kept(history: Path | None) -> Iterator[None]:
+    """A conversation needs no history: where it cannot be read or written, that is said and nothing more."""
+    try:
+        yield
+    except OSError as error:
+        tell(f"{history}: lines of conversations are not kept ({error.strerror})")

@@ -20,7 +20,7 @@ from edge0_ref.adapters import adapter_top_k
 from edge0_ref.app.backends import find_backend
 from edge0_ref.app.locate import locate
 from edge0_ref.app.presets import PRESETS, Preset, make_config, model_of
-from edge0_ref.app.probes import BlockReads, block_size, kernel_rate, memory_rate
+from edge0_ref.app.probes import BlockReads, kernel_rate, memory_rate
 from edge0_ref.app.read_mode import file_system, machine_bytes, write_measured
 from edge0_ref.app.synth import expert_layout, model_files
 from edge0_ref.checkpoint import Checkpoint
@@ -29,6 +29,7 @@ from edge0_ref.contract import READ_MODES, ExpertLayout, ReadMode
 from edge0_ref.errors import ReadError
 from edge0_ref.expert_store import find_experts
 from edge0_ref.inventory import open_checkpoint
+from edge0_ref.packed import stride_of
 
 DEPTHS = (1, 2, 4)
 ENGINE_DEPTH = 2  # reader threads of a plan
@@ -123,7 +124,7 @@ def measure(folder: Path, load: Load, backend: str, checkpoint: Checkpoint | Non
     """Memory, then kernels, then the disk: one at a time."""
     memory = memory_rate()
     kernels = kernel_rate(find_backend(backend, "executor:staged"), load.layout, load.top_k)
-    block = block_size(load.layout.nbytes)
+    block = stride_of(load.layout)
     with file_to_read(folder, checkpoint, block) as path:
         disk: Rates = {mode: rates_of(BlockReads(path, block), mode) for mode in READ_MODES}
         return Machine(memory, kernels, disk, best_mode(disk), file_system(path), str(path))

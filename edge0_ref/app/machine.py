@@ -3,6 +3,7 @@
 import os
 import platform
 import subprocess
+from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from edge0_ref.app.read_mode import machine_bytes
 from edge0_ref.engine.memory import size_text
 
-PACKAGES = ("edge0", "numpy", "numba", "mlx")
+PACKAGES = ("edge0", "numpy", "numba", "mlx")  # that figures depend on
 
 
 def provenance() -> dict[str, Any]:
@@ -20,10 +21,10 @@ def provenance() -> dict[str, Any]:
     return {"machine": machine, **told, "versions": versions(), "commit": commit()}
 
 
-def versions() -> dict[str, str]:
-    """Of Python, and of the packages that figures depend on, as far as they are here."""
+def versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
+    """Of Python, and of these packages as far as they are here."""
     found = {"python": platform.python_version()}
-    for name in PACKAGES:
+    for name in packages:
         try:
             found[name] = version(name)
         except PackageNotFoundError:

@@ -3,7 +3,6 @@
 Each the best of a few, because a limit is wanted: whatever else the machine does can only take away from it.
 """
 
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,9 +14,10 @@ from typing import Any, no_type_check
 import numba
 import numpy as np
 
+from edge0_ref.app.page_cache import forget_pages
 from edge0_ref.bits import narrow
 from edge0_ref.contract import Array, Backend, ExpertLayout, ReadMode, Routing
-from edge0_ref.readers import BLOCK, open_reader, page_rows
+from edge0_ref.readers import open_reader, page_rows
 
 MEMORY_BYTES = 256 * 2**20  # a thread's array: far more than any cache
 PROBE_EXPERTS = 64  # for a backend: of the published models, more bytes than most caches hold
@@ -82,7 +82,7 @@ class BlockReads:
         places = iter(np.random.default_rng([self.seed, depth]).permutation(count).tolist())
         reader, lock = open_reader(self.path, mode), threading.Lock()
         if self.cold:
-            self.forget()
+            forget_pages([self.path])
         done = [0] * depth
         deadline = time.perf_counter() + seconds
 
@@ -101,20 +101,6 @@ class BlockReads:
         finally:
             reader.close()
         return sum(done) / spent
-
-    def forget(self) -> None:
-        """Ask the system to drop the file from its page cache, where it can be asked."""
-        if hasattr(os, "posix_fadvise"):
-            descriptor = os.open(self.path, os.O_RDONLY)
-            try:
-                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-            finally:
-                os.close(descriptor)
-
-
-def block_size(nbytes: int) -> int:
-    """An expert's bytes in whole blocks of the disk."""
-    return -(-nbytes // BLOCK) * BLOCK
 
 
 @dataclass(frozen=True)

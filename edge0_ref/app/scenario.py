@@ -10,11 +10,10 @@ import numpy as np
 
 from edge0_ref.adapters import Adapters
 from edge0_ref.app.api import Model, Notify, open_model
-from edge0_ref.app.backends import limit_memory, notice_of, reads_as_stored
 from edge0_ref.app.bench_routing import RoutingRule, SimulatedRouting, parse_routing
+from edge0_ref.app.doctor import largest_file
 from edge0_ref.contract import Decoder, ExecutorKind, Observe, WrapStore
-from edge0_ref.engine.memory import resident_bytes
-from edge0_ref.engine.plan import MemoryPlan, make_plan, plan_text
+from edge0_ref.engine.plan import MemoryPlan
 from edge0_ref.errors import UsageError
 from edge0_ref.expert_store import find_experts
 from edge0_ref.packed import stride_of
@@ -86,7 +85,6 @@ class Running:
 
     case: Case
     model: Model
-    adapters: Adapters
     plan: MemoryPlan
     decoder: Decoder[Any]
 
@@ -146,9 +144,7 @@ class Running:
         """The file whose reading is to be compared with, and the bytes of one read."""
         checkpoint = self.model.checkpoint
         layer, moe = next(iter(checkpoint.config.moe_layers.items()))
-        layout, pieces = find_experts(checkpoint, layer, moe)
-        largest = max((piece.path for piece in pieces), key=lambda path: path.stat().st_size)
-        return checkpoint.packed or largest, stride_of(layout)
+        return largest_file(checkpoint), stride_of(find_experts(checkpoint, layer, moe)[0])
 
 
 @contextmanager
@@ -171,25 +167,14 @@ def open_case(
         read_mode=case.read_mode,
         packed=case.packed,
         cache=None if case.cache is None else Path(case.cache),
+        observe=observe,
         notify=notify,
     ) as model:
-        model.adapters = adapters = adapters_for(case, model)  # heads that nobody uses are not kept
-        if notice := notice_of(model.backend):
-            notify(notice)
-        request = replace(
-            model.settings.request,
-            context=context,
-            prompt_tokens=case.prompt_tokens,
-            reads_as_stored=reads_as_stored(model.backend),
-        )
-        plan = make_plan(model.checkpoint, adapters, request, resident_bytes())
-        if case.cap is not None:
-            notify(plan_text(plan))
-        limit_memory(model.backend, case.cap)
-        checkpoint = replace(model.checkpoint, wrap_store=wrap_store)
-        decoder = model.backend.decoder(checkpoint, plan.plan, adapters, observe)
+        model.adapters = adapters_for(case, model)  # heads that nobody uses are not kept
+        model.checkpoint = replace(model.checkpoint, wrap_store=wrap_store)
+        plan, decoder = model.start_decoder(case.prompt_tokens, context)
         try:
-            yield Running(case, model, adapters, plan, decoder)
+            yield Running(case, model, plan, decoder)
         finally:
             decoder.close()
 

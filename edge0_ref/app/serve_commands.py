@@ -13,12 +13,16 @@ from edge0_ref.app.shell import (
     ExecutorName,
     KeepBytes,
     KeepDiskBytes,
+    MemoryBudget,
     ModelFolder,
     NoAdapters,
+    Options,
     PackedFile,
     ReadModeName,
+    SlotCount,
     cache_folder,
     command,
+    model_of,
     tell,
 )
 from edge0_ref.errors import UsageError
@@ -26,6 +30,7 @@ from edge0_ref.errors import UsageError
 
 @command
 def serve(
+    options: Options,
     model: ModelFolder = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one, which is told.")] = 8000,
@@ -49,8 +54,8 @@ def serve(
     adapters: AdapterFolder = None,
     no_adapters: NoAdapters = False,
     executor: ExecutorName = "staged",
-    slots: Annotated[int | None, typer.Option(help="Expert slots a layer; default: by plan.")] = None,
-    memory: Annotated[str | None, typer.Option(help="Budget of the whole process, 3GiB.")] = None,
+    slots: SlotCount = None,
+    memory: MemoryBudget = None,
     keep: KeepBytes = None,
     keep_disk: KeepDiskBytes = "2GiB",
     read_mode: ReadModeName = None,
@@ -59,7 +64,7 @@ def serve(
 ) -> None:
     """Serve a model through OpenAI's HTTP interface."""
     check_extra()
-    from edge0_ref.app.api import Model, open_model
+    from edge0_ref.app.api import Model
     from edge0_ref.app.context import planned_for
     from edge0_ref.app.reuse import choose_reuse
     from edge0_ref.app.serve.application import Limits
@@ -69,25 +74,10 @@ def serve(
     from edge0_ref.contract import Observe
     from edge0_ref.engine.memory import parse_size
 
-    cache = cache_folder(cache_home)
+    reuse = choose_reuse(memory, keep, keep_disk, cache_folder(cache_home))
 
     def open_planned(observe: Observe) -> Model:
-        opened = open_model(
-            model,
-            backend=backend,
-            adapters=adapters,
-            use_adapters=not no_adapters,
-            memory=memory,
-            executor=executor,
-            slots=slots,
-            read_mode=read_mode,
-            packed=packed,
-            reuse=choose_reuse(memory, keep, keep_disk, cache),
-            observe=observe,
-            cache=cache,
-            notify=tell,
-        )
-        return planned_for(opened, context)
+        return planned_for(model_of(options, context=None, reuse=reuse, observe=observe), context)
 
     settings = ServeSettings(
         host,

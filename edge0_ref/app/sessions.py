@@ -6,13 +6,17 @@ from pathlib import Path
 
 from edge0_ref.engine.memory import size_text
 from edge0_ref.engine.prefix_files import PrefixFile, list_files, remove_all
+from edge0_ref.errors import UsageError
 
 
 def run_sessions(folder: Path, *, clear: bool, json: bool) -> None:
-    """[ENG-084] List them, the most recently used first, or remove them."""
+    """[ENG-084] List them, the most recently used first, or remove them. Raises UsageError for one that stays."""
     files = sorted(list_files(folder), key=lambda file: -file.used)
     if clear:
-        remove_all(folder)
+        try:
+            remove_all(folder)
+        except OSError as error:
+            raise UsageError(f"{error.filename}: cannot be removed: {error.strerror}") from None
         print(f"{len(files)} kept prefixes removed from {folder}, {size_text(sum(file.nbytes for file in files))}")
     elif json:
         print(json_format.dumps({"folder": str(folder), "prefixes": [facts(file) for file in files]}))

@@ -1,14 +1,18 @@
 """What all commands share: how one is registered, what it tells people, and options that mean the same everywhere."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
+from inspect import signature
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from edge0_ref.errors import UsageError
+
+if TYPE_CHECKING:
+    from edge0_ref.app.api import Model
 
 app = typer.Typer(
     help="Mixture-of-Experts models that do not fit in memory, streamed from the SSD.",
@@ -35,6 +39,8 @@ AdapterFolder = Annotated[
 ]
 NoAdapters = Annotated[bool, typer.Option("--no-adapters", help="Run without prerouter heads and LoRA.")]
 ExecutorName = Annotated[str, typer.Option("--executor", help="exact, staged, hot or whole_layer.")]
+SlotCount = Annotated[int | None, typer.Option("--slots", help="Expert slots a layer; default: by plan.")]
+MemoryBudget = Annotated[str | None, typer.Option("--memory", help="Budget of the whole process, 3GiB.")]
 ReadModeName = Annotated[
     str | None, typer.Option("--read-mode", help="mmap, pread or direct; default: as `edge0 doctor` found.")
 ]
@@ -48,6 +54,11 @@ KeepBytes = Annotated[
     typer.Option("--keep", help="Memory for prefixes of conversations; default: 512MiB, or an eighth of --memory; 0."),
 ]
 KeepDiskBytes = Annotated[str, typer.Option("--keep-disk", help="Disk for them; `edge0 sessions` lists them.")]
+Temperature = Annotated[float, typer.Option("--temperature", help="0 is greedy.")]
+TopK = Annotated[int, typer.Option("--top-k", help="Keep the k most likely tokens; 0 is off.")]
+TopP = Annotated[float, typer.Option("--top-p", help="Keep the most likely tokens up to this mass; 1 is off.")]
+MinP = Annotated[float, typer.Option("--min-p", help="Keep tokens this likely relative to the best; 0 is off.")]
+Options = Mapping[str, Any]  # all of a command line's
 Json = Annotated[bool, typer.Option("--json", help="End with one JSON object on the last line of stdout.")]
 
 
@@ -66,13 +77,19 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def carrying(function: Callable[..., None]) -> Callable[..., None]:
+    """A parameter named `options` is none of the command line's: it is all of those, by name."""
+    own = signature(function)
+    shown = [parameter for name, parameter in own.parameters.items() if name != "options"]
+
     @wraps(function)
     def guarded(**options: Any) -> None:
+        more = {"options": options} if "options" in own.parameters else {}
         try:
-            function(**options)
+            function(**options, **more)
         except (KeyboardInterrupt, BrokenPipeError) as error:
             raise CarriedError(error) from error
 
+    guarded.__signature__ = own.replace(parameters=shown)  # type: ignore[attr-defined]
     return guarded
 
 
@@ -88,6 +105,20 @@ def cache_folder(home: str | None) -> Path | None:
         return Path(home or Path.home() / ".cache") / "edge0"
     except RuntimeError:
         return None
+
+
+def model_of(options: Options, **others: Any) -> "Model":
+    """What a command is to run: its options that have the name of a parameter of `open_model` are that parameter.
+
+    others: parameters of it that are no options. Raises what `open_model` raises.
+    """
+    from edge0_ref.app.api import open_model
+
+    chosen = {name: value for name, value in options.items() if name in signature(open_model).parameters}
+    chosen["use_adapters"] = not options["no_adapters"]
+    if "cache_home" in options:
+        chosen["cache"] = cache_folder(options["cache_home"])
+    return open_model(**chosen | others, notify=tell)
 
 
 def choose_numbers(name: str, text: str | None) -> list[int | None]:

@@ -14,30 +14,38 @@ from edge0_ref.app.shell import (
     DtypeName,
     ExecutorName,
     Json,
+    MemoryBudget,
+    MinP,
     ModelFolder,
     NoAdapters,
+    Options,
     PackedFile,
     PromptIds,
     PromptText,
     ReadModeName,
-    cache_folder,
+    SlotCount,
+    Temperature,
+    TopK,
+    TopP,
     choose_prompt,
     command,
+    model_of,
     tell,
 )
 
 
 @command
 def generate(
+    options: Options,
     model: ModelFolder = None,
     prompt: PromptText = None,
     prompt_ids: PromptIds = None,
     chat: Annotated[bool, typer.Option("--chat", help="Put the prompt into the model's chat template.")] = False,
     max_tokens: Annotated[int, typer.Option(help="Tokens to generate at most.")] = 256,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
-    top_k: Annotated[int, typer.Option(help="Keep the k most likely tokens; 0 is off.")] = 0,
-    top_p: Annotated[float, typer.Option(help="Keep the most likely tokens up to this mass; 1 is off.")] = 1.0,
-    min_p: Annotated[float, typer.Option(help="Keep tokens this likely relative to the best; 0 is off.")] = 0.0,
+    temperature: Temperature = 0.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    min_p: MinP = 0.0,
     repetition_penalty: Annotated[float, typer.Option(help="1 is off.")] = 1.0,
     presence_penalty: Annotated[float, typer.Option(help="0 is off.")] = 0.0,
     frequency_penalty: Annotated[float, typer.Option(help="0 is off.")] = 0.0,
@@ -48,8 +56,8 @@ def generate(
     adapters: AdapterFolder = None,
     no_adapters: NoAdapters = False,
     executor: ExecutorName = "staged",
-    slots: Annotated[int | None, typer.Option(help="Expert slots a layer; default: by plan.")] = None,
-    memory: Annotated[str | None, typer.Option(help="Budget of the whole process, 3GiB.")] = None,
+    slots: SlotCount = None,
+    memory: MemoryBudget = None,
     read_mode: ReadModeName = None,
     packed: PackedFile = None,
     json: Json = False,
@@ -57,33 +65,20 @@ def generate(
     cache_home: CacheHome = None,
 ) -> None:
     """Generate text."""
-    from edge0_ref.app.api import open_model
     from edge0_ref.app.generate import run_generate
     from edge0_ref.engine.sampling import SamplingSettings
 
     settings = SamplingSettings(
         temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty, seed
     )
-    with open_model(
-        model,
-        backend=backend,
-        dtype=dtype,
-        adapters=adapters,
-        use_adapters=not no_adapters,
-        memory=memory,
-        executor=executor,
-        slots=slots,
-        read_mode=read_mode,
-        packed=packed,
-        cache=cache_folder(cache_home),
-        notify=tell,
-    ) as opened:
+    with model_of(options) as opened:
         chosen = choose_prompt(prompt, prompt_ids)
         run_generate(opened, chosen, max_tokens, settings, tuple(stop or ()), chat=chat, json=json, stats=stats)
 
 
 @command
 def logits(
+    options: Options,
     model: ModelFolder = None,
     prompt: PromptText = None,
     prompt_ids: PromptIds = None,
@@ -98,26 +93,15 @@ def logits(
     cache_home: CacheHome = None,
 ) -> None:
     """Write the logits of every token of a prompt: tensor `logits` [tokens, vocab], float32."""
-    from edge0_ref.app.api import open_model
     from edge0_ref.app.logits import run_logits
 
-    with open_model(
-        model,
-        backend=backend,
-        dtype=dtype,
-        adapters=adapters,
-        use_adapters=not no_adapters,
-        executor=executor,
-        read_mode=read_mode,
-        packed=packed,
-        cache=cache_folder(cache_home),
-        notify=tell,
-    ) as opened:
+    with model_of(options) as opened:
         run_logits(opened, choose_prompt(prompt, prompt_ids), out)
 
 
 @command
 def inspect(
+    options: Options,
     model: ModelFolder = None,
     adapters: AdapterFolder = None,
     no_adapters: NoAdapters = False,
@@ -125,10 +109,9 @@ def inspect(
     json: Json = False,
 ) -> None:
     """Show what a model folder holds: architecture, tensors, quantisation, experts, adapters, skipped tensors."""
-    from edge0_ref.app.api import open_model
     from edge0_ref.app.inspect import run_inspect
 
-    with open_model(model, adapters=adapters, use_adapters=not no_adapters, packed=packed, notify=tell) as opened:
+    with model_of(options) as opened:
         run_inspect(opened, json=json)
 
 

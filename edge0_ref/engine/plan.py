@@ -28,8 +28,8 @@ class Request:
     """What a user asks for; None is "choose".
 
     memory: bytes for the whole process; context: tokens of one text; logits_tokens: of a prompt all of whose logits are
-    wanted; prefix_bytes: for states kept between texts;
-    reads_as_stored: the backend's weights and adapters stay what they are in files, instead of float32.
+    wanted; prefix_bytes: for states kept between texts; reads_as_stored: the backend's weights and adapters stay what
+    they are in files, instead of float32.
     """
 
     context: int

@@ -128,7 +128,8 @@ class PrefixFiles:
         if not whole or not np.array_equal(tensors.pop(IDS), ids):
             self._drop(path)
             raise ReadError(f"{path}: a kept prefix whose bytes are not those that were written, dropped")
-        os.utime(path)
+        with suppress(OSError):  # a folder that can only be read has no order to keep
+            os.utime(path)
         return tensors
 
     def _drop(self, path: Path) -> None:

@@ -212,6 +212,15 @@ class Prefixes:
             self._notify(text)
 
 
+def turn_of(ids: Sequence[int], asked: Sequence[int]) -> int:
+    """How many ids of a prompt the conversation's next one begins with. asked: it without the answer's opening.
+
+    >>> turn_of([5, 6, 90], asked=[5, 6, 7])
+    2
+    """
+    return shared(np.array(ids, np.int32), np.array(asked, np.int32))
+
+
 def shared(first: Int32[np.ndarray, " first"], second: Int32[np.ndarray, " second"]) -> int:
     """How many ids both begin with.
 

@@ -135,12 +135,17 @@ def prompt_ids(prompt: Prompt, tokenizer: Tokenizer | None, config: ModelConfig)
         ids = tokenizer.encode(prompt)
     else:
         ids = list(prompt)
+    check_ids(ids, config.vocab_size)
+    return ids
+
+
+def check_ids(ids: Sequence[int], vocab_size: int) -> None:
+    """[ENG-043] Raises UsageError when there are none, and for one that the vocabulary does not have."""
     if not ids:
         raise UsageError("empty prompt: a text needs at least one token to start from")
-    outside = [token for token in ids if not 0 <= token < config.vocab_size]
+    outside = [token for token in ids if not 0 <= token < vocab_size]
     if outside:
-        raise UsageError(f"token id {outside[0]} is outside the vocabulary of {config.vocab_size}")
-    return ids
+        raise UsageError(f"token id {outside[0]} is outside the vocabulary of {vocab_size}")
 
 
 def check_limits(max_tokens: int, stop: Sequence[str]) -> None:
@@ -172,7 +177,7 @@ class Generation(Iterator[Piece]):
         self._text = ""
         self._finish_reason: FinishReason | None = None
         self._cached_tokens = 0
-        self._prefill_seconds = self._decode_seconds = self._first_token_seconds = 0.0
+        self._prefill_seconds = self._decode_seconds = 0.0
         self._counters_before = replace(session.decoder.counters)
         self._pieces = self._run()
 

@@ -58,6 +58,33 @@ def test_logits_of_a_prompt_are_in_the_plan_that_computes_them(folder) -> None:
         assert before < plan.total
 
 
+class AsStoredBackend(ReferenceBackend):
+    """Says that it widens nothing before it is read."""
+
+    reads_as_stored = True
+
+
+@pytest.mark.spec("ENG-030")
+def test_weights_and_adapters_are_planned_as_the_backend_keeps_them(tmp_path) -> None:
+    """Coefficients and adapters have two bytes an element in files: kept in float32, four."""
+    folder = build(tmp_path, RECIPE)
+    build_adapters(folder / "adapters", RECIPE, [0], {})
+    rows = {}
+    for backend in ("reference", f"{__name__}:AsStoredBackend"):
+        with open_model(folder, backend=backend) as model:
+            model.logits([5])
+            rows[backend] = dict(model.plan.rows)
+    widened, stored = rows.values()
+    coefficients = sum(
+        info.nbytes
+        for name, info in model.checkpoint.tensors.items()
+        if name.endswith((".scales", ".biases")) and "switch_mlp" not in name
+    )
+    assert widened["resident weights"] - stored["resident weights"] == coefficients
+    assert stored["adapters"] == model.adapters.nbytes
+    assert widened["adapters"] == 3 * model.adapters.nbytes  # what was read, and what is made of it
+
+
 @pytest.mark.spec("ENG-042", "ENG-050")
 def test_a_longer_text_gets_a_larger_plan_and_counters_go_on(folder) -> None:
     with open_model(folder) as model:

@@ -15,11 +15,13 @@ from edge0_ref.app import bench as command
 from edge0_ref.app.bench_case import Measured, Step, figures, raw_rate, run_once
 from edge0_ref.app.cgroup import memory_group
 from edge0_ref.app.page_cache import cached_bytes, forget_pages
+from edge0_ref.app.picture import Picture
 from edge0_ref.app.probes import BlockReads
 from edge0_ref.app.scenario import Case, open_case
 from edge0_ref.backend import ReferenceBackend
 from edge0_ref.contract import Counters
 from edge0_ref.decoder import ReferenceDecoder
+from edge0_ref.errors import UsageError
 from tests.app.command import edge0, refused
 from tests.ref.builders import Recipe, build, build_adapters
 
@@ -213,6 +215,12 @@ def test_what_cannot_be_measured_is_refused(folder, arguments, says) -> None:
     done = edge0("bench", folder, *arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert says in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.spec("ENG-065", "ENG-077")
+def test_a_picture_that_cannot_be_written_is_a_named_error(tmp_path) -> None:
+    with pytest.raises(UsageError, match=f"{tmp_path}: cannot be written"):
+        Picture(9.0, 9.0).write(tmp_path)
 
 
 @pytest.mark.spec("ENG-065", "ENG-071")

@@ -1,6 +1,7 @@
 """MODEL: a folder, a tier, or a repository in the hub's cache; and that every way of reading follows its links."""
 
 import hashlib
+import os
 from pathlib import Path
 
 import numpy as np
@@ -92,11 +93,15 @@ def test_a_repository_in_the_cache_is_read_through_its_links_in_every_mode(model
 
 @pytest.mark.spec("ENG-095")
 def test_a_repository_is_what_main_is_and_without_one_the_newest(model, tmp_path) -> None:
-    older = put(tmp_path / "cache", "some/model", model, "2" * 40)
-    newer = put(tmp_path / "cache", "some/model", model, "3" * 40, main=False)
-    assert locate("some/model", tmp_path / "cache").folder == older
-    (older.parents[1] / "refs" / "main").unlink()
-    assert locate("some/model", tmp_path / "cache").folder in (older, newer)
+    named = put(tmp_path / "cache", "some/model", model, "2" * 40)
+    other = put(tmp_path / "cache", "some/model", model, "3" * 40, main=False)
+    for older, newer in ((named, other), (other, named)):
+        os.utime(older, (1, 1))
+        os.utime(newer, (2, 2))
+        assert locate("some/model", tmp_path / "cache").folder == named
+        (named.parents[1] / "refs" / "main").rename(tmp_path / "main")
+        assert locate("some/model", tmp_path / "cache").folder == newer
+        (tmp_path / "main").rename(named.parents[1] / "refs" / "main")
 
 
 @pytest.mark.spec("ENG-095")

@@ -48,17 +48,19 @@ def test_packing_goes_on_after_any_interruption_and_ends_in_the_same_file(
         write(descriptor, data, offset)
 
     monkeypatch.setattr(pack, "write_at", failing)
-    did, runs = {}, 0
+    did, runs, stopped = {}, 0, []
     while not did:
         calls[0] = 5  # enough for a layer
         try:
             did = run_pack(folder, None, silent)
-        except (KeyboardInterrupt, UsageError):
+        except (KeyboardInterrupt, UsageError) as error:
+            stopped.append(str(error))
             assert not (folder / SIDECAR).exists()
             assert (folder / PARTIAL).exists()
         runs += 1
         assert runs <= RECIPE.layers + 1
     assert (did["did"], runs > 2) == ("resumed", True)
+    assert all("full" in said for said in stopped) or isinstance(failure, KeyboardInterrupt)
     assert did["bytes_done"] < did["bytes"] == len(whole)
     assert (folder / SIDECAR).read_bytes() == whole
     assert not (folder / PARTIAL).exists()

@@ -1,5 +1,6 @@
 """Prefixes kept from text to text: never another text, never more room than there is, never another model's."""
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +14,11 @@ from edge0_ref.app import open_model
 from edge0_ref.app.reuse import FOLDER, choose_reuse, owner_of
 from edge0_ref.backend import ReferenceBackend
 from edge0_ref.contract import Decoder
+from edge0_ref.engine import prefix_files
 from edge0_ref.engine.prefix_files import Owner, PrefixFiles, list_files
 from edge0_ref.engine.prefixes import WORTH_KEEPING, PrefixBudget, Prefixes
 from edge0_ref.engine.session import Asked
-from edge0_ref.errors import UsageError
+from edge0_ref.errors import ReadError, UsageError
 from tests.ref.builders import Recipe, build, build_adapters
 from tests.ref.ling import DATA
 
@@ -78,7 +80,9 @@ PARTS = st.lists(st.lists(st.integers(1, 95), min_size=1, max_size=7), min_size=
 def test_kept_prefixes_change_no_bit_of_any_text(folder, adapters, cold, tmp_path_factory, parts, plan, data) -> None:
     """Conversations that go on with their own answers, part from each other, come back, and fall out of memory."""
     budget = PrefixBudget(
-        data.draw(st.sampled_from([0, STATE, 3 * STATE, 2**24])), 2**20, tmp_path_factory.mktemp("kept")
+        data.draw(st.sampled_from([0, STATE, 3 * STATE, 2**24])),
+        data.draw(st.sampled_from([0, STATE, 2**20])),
+        tmp_path_factory.mktemp("kept"),
     )
     texts: list[list[int]] = [[5]]
     with opened(folder, adapters, reuse=budget) as model:
@@ -210,7 +214,7 @@ def test_a_damaged_file_is_dropped_and_said(tmp_path_factory, data) -> None:
     kept = Prefixes(ROOM, int, np.asarray, files, notify=notes.append)._kept
     try:
         read = files.read(path, ids)
-    except Exception as error:
+    except ReadError as error:
         notes.append(str(error))
         read = None
     if read is not None:
@@ -221,6 +225,20 @@ def test_a_damaged_file_is_dropped_and_said(tmp_path_factory, data) -> None:
         assert len(notes) == 1
         assert str(path) in notes[0]
     assert len(kept) <= 1
+
+
+@pytest.mark.spec("ENG-081")
+def test_a_time_that_cannot_be_noted_harms_no_text(tmp_path, monkeypatch) -> None:
+    """As in a folder that belongs to another user, or on a disk that is mounted read-only."""
+    files = PrefixFiles(tmp_path, 2**20, Owner("1", "model", "f", "reference", 2), pytest.fail)
+    ids = np.array([5, 6], np.int32)
+    path = files.write(ids, {"a": np.arange(4.0)})
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(path)
+
+    monkeypatch.setattr(prefix_files.os, "utime", refuse)
+    assert files.read(path, ids)["a"].tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.spec("ENG-081")
@@ -271,6 +289,19 @@ def test_the_least_recently_used_leaves_memory_first_and_then_the_disk(folder, a
         assert in_memory[-1] == 7
         assert told(model, [6, 6, 6], tokens=1)[1] == 2  # from the disk
         assert model.prefixes.memory_bytes <= budget.memory
+
+
+@pytest.mark.spec("ENG-082")
+def test_the_least_recently_used_leaves_the_disk_and_the_newest_never(tmp_path) -> None:
+    files = PrefixFiles(tmp_path, 2**20, Owner("1", "model", "f", "reference", 2), pytest.fail)
+    ids = [np.array([number], np.int32) for number in range(4)]
+    paths = [files.write(each, {"a": np.zeros(3)}) for each in ids[:3]]
+    for used, path in enumerate(paths):
+        os.utime(path, (used, used))
+    files.read(paths[0], ids[0])
+    files.budget = sum(path.stat().st_size for path in paths)
+    paths.append(files.write(ids[3], {"a": np.zeros(3)}))
+    assert {path for path in paths if path.exists()} == {paths[0], paths[2], paths[3]}
 
 
 @pytest.mark.spec("ENG-082")

@@ -10,6 +10,8 @@ import jinja2.sandbox
 import numpy as np
 import pytest
 
+from edge0_ref.adapters import Adapters
+from edge0_ref.app import backends
 from edge0_ref.app.api import Model
 from edge0_ref.engine import plan, sampling, session, stops
 from edge0_ref.engine.plan import MemoryPlan
@@ -242,6 +244,23 @@ def logits_of_a_prompt_unplanned(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Model, "_session_for", _session_for)
 
 
+def kept_prefixes_unplanned(patch: pytest.MonkeyPatch) -> None:
+    original = plan.make_plan
+
+    def make_plan(checkpoint: Any, adapters: Any, request: Any, process_bytes: int) -> MemoryPlan:
+        return original(checkpoint, adapters, replace(request, prefix_bytes=0), process_bytes)
+
+    replace_everywhere(patch, original, make_plan)
+
+
+def adapters_planned_as_in_their_file(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Adapters, "widened_bytes", 0)
+
+
+def every_backend_taken_to_widen(patch: pytest.MonkeyPatch) -> None:
+    replace_everywhere(patch, backends.reads_as_stored, lambda backend: False)
+
+
 MUTANTS = {
     text_stripped: "ENG-001",
     a_piece_for_each_token: "ENG-002",
@@ -272,4 +291,7 @@ MUTANTS = {
     whole_layers_in_the_largest_calls_only: "ENG-033",
     state_of_half_the_context: "ENG-034",
     logits_of_a_prompt_unplanned: "ENG-034",
+    kept_prefixes_unplanned: "ENG-082",
+    adapters_planned_as_in_their_file: "ENG-030",
+    every_backend_taken_to_widen: "ENG-030",
 }

@@ -138,13 +138,18 @@ def nan_scales_pass(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(FileExpertStore, "_check", lambda store, expert, slot: None)
 
 
-def the_next_expert_is_read(patch: pytest.MonkeyPatch) -> None:
-    original = FileExpertStore.read_into
+def read_the_next_expert(patch: pytest.MonkeyPatch, stores: type[FileExpertStore]) -> None:
+    """Of one kind of store."""
+    original = stores.read_into
 
     def read_into(store: FileExpertStore, expert: int, slot: Any) -> None:
         original(store, (expert + 1) % store.num_experts, slot)
 
-    patch.setattr(FileExpertStore, "read_into", read_into)
+    patch.setattr(stores, "read_into", read_into)
+
+
+def the_next_expert_is_read(patch: pytest.MonkeyPatch) -> None:
+    read_the_next_expert(patch, FileExpertStore)
 
 
 def a_short_read_is_zeros(patch: pytest.MonkeyPatch) -> None:

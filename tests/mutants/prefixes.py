@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from edge0_ref.engine import prefix_files, prefixes
-from edge0_ref.engine.prefix_files import Owner
+from edge0_ref.engine.prefix_files import Owner, PrefixFiles
 from edge0_ref.engine.prefixes import Prefixes
 
 
@@ -46,6 +46,10 @@ def room_is_made_afterwards(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Prefixes, "_make_room", lambda held, nbytes, ids: original(held, 0, ids))
 
 
+def the_disk_overspent(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(PrefixFiles, "_spend", lambda files, newest: None)
+
+
 MUTANTS = {
     answers_kept_as_if_they_were_prompts: "ENG-080",
     the_last_token_uncompared: "ENG-080",
@@ -53,4 +57,5 @@ MUTANTS = {
     states_of_another_k: "ENG-081",
     nothing_leaves_memory: "ENG-082",
     room_is_made_afterwards: "ENG-082",
+    the_disk_overspent: "ENG-082",
 }

@@ -44,7 +44,7 @@ def a_notice_goes_unheard(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_report_without_versions(patch: pytest.MonkeyPatch) -> None:
-    replace_everywhere(patch, certificate.versions, dict)
+    replace_everywhere(patch, certificate.versions, lambda packages=(): {})
 
 
 def a_stale_entry_is_no_matter(patch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """Mutants of chapter 6: slots, reads, counters."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -189,6 +190,16 @@ def a_sticky_slot_read_one_step_late(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(StagedExecutor, "__call__", call)
 
 
+def whole_layer_waits_for_a_name(patch: pytest.MonkeyPatch) -> None:
+    original = WholeLayerExecutor.prepare
+
+    def prepare(executor: WholeLayerExecutor, experts: Sequence[int]) -> None:
+        if experts:
+            original(executor, experts)
+
+    patch.setattr(WholeLayerExecutor, "prepare", prepare)
+
+
 def whole_layer_reads_again(patch: pytest.MonkeyPatch) -> None:
     original = WholeLayerExecutor.__call__
 
@@ -265,6 +276,7 @@ MUTANTS = {
     a_closed_executor_keeps_its_slots: "EXE-018",
     a_sticky_slot_read_one_step_late: "EXE-020",
     whole_layer_reads_again: "EXE-040",
+    whole_layer_waits_for_a_name: "EXE-040",
     exact_reads_once_for_each_token: "EXE-001",
     staged_ignores_hints: "EXE-011",
     on_demand_not_counted: "EXE-013",

@@ -12,6 +12,7 @@ from edge0_ref.app import read_mode, synth
 from edge0_ref.checkpoint import Checkpoint
 from edge0_ref.contract import Array
 from edge0_ref.packed import PackedExpertStore, PackedLayer
+from tests.mutants.files import read_the_next_expert
 from tests.mutants.replacing import replace_everywhere
 
 
@@ -42,12 +43,7 @@ def checksums_never_compared(patch: pytest.MonkeyPatch) -> None:
 
 
 def the_next_expert_of_a_sidecar_read(patch: pytest.MonkeyPatch) -> None:
-    original = PackedExpertStore.read_into
-
-    def read_into(store: PackedExpertStore, expert: int, slot: Array) -> None:
-        original(store, (expert + 1) % store.num_experts, slot)
-
-    patch.setattr(PackedExpertStore, "read_into", read_into)
+    read_the_next_expert(patch, PackedExpertStore)
 
 
 def a_sidecar_named_before_it_is_whole(patch: pytest.MonkeyPatch) -> None:

@@ -40,8 +40,17 @@ def too_long(prompt_tokens: int, max_tokens: int | None, context: int, prompt_fi
     )
 
 
+def shutting_down() -> ApiError:
+    return ApiError(503, "this server is shutting down", code="shutting_down")
+
+
+def unexpected(error: Exception) -> ApiError:
+    """A bug: the client learns its kind, the rest stays here."""
+    return ApiError(500, f"unexpected {type(error).__name__}; the server's log has it", code="internal_error")
+
+
 def from_failure(error: Exception) -> ApiError:
-    """What ended a text that had been begun. What is no error of edge0's own is a bug, and its text stays here."""
+    """What ended a text that had been begun. What is no error of edge0's own is a bug."""
     match error:
         case ApiError():
             return error
@@ -50,4 +59,4 @@ def from_failure(error: Exception) -> ApiError:
         case Edge0Error():
             return ApiError(500, str(error), code="generation_failed")
         case _:
-            return ApiError(500, f"unexpected {type(error).__name__}; the server's log has it", code="internal_error")
+            return unexpected(error)

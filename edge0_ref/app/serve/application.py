@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
-from edge0_ref.app.serve.api_error import ApiError
+from edge0_ref.app.serve.api_error import ApiError, unexpected
 from edge0_ref.app.serve.broadcast import Broadcast
 from edge0_ref.app.serve.guards import Access, Guards
 from edge0_ref.app.serve.metrics import MEDIA_TYPE, metrics_text
@@ -35,8 +35,8 @@ B = TypeVar("B", bound=Body)
 class Limits:
     """Of a request's body: bytes, and seconds until all of it is here."""
 
-    body_bytes: int = 4 * 2**20
-    body_seconds: float = 30.0
+    body_bytes: int
+    body_seconds: float
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,9 @@ class Service:
     worker: Worker
     served: Served
     live: Broadcast
-    access: Access = field(default_factory=Access)
-    limits: Limits = field(default_factory=Limits)
-    patience: Patience = field(default_factory=Patience)
+    access: Access
+    limits: Limits
+    patience: Patience
     responses: Counter[tuple[str, int]] = field(default_factory=Counter)
     started: int = field(default_factory=lambda: int(time.time()))
 
@@ -165,8 +165,8 @@ class Endpoints:
         return self._counted(request, JSONResponse(error.body, error.status, error.headers))
 
     async def bug(self, request: Request, error: Exception) -> Response:
-        """Any other: the client learns its kind; it goes on to the server's log."""
-        failure = ApiError(500, f"unexpected {type(error).__name__}; the server's log has it", code="internal_error")
+        """Any other; it goes on to the server's log."""
+        failure = unexpected(error)
         return self._counted(request, JSONResponse(failure.body, 500))
 
     def _counted(self, request: Request, response: Response) -> Response:

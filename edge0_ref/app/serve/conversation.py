@@ -7,7 +7,7 @@ from typing import Any
 
 from edge0_ref.app.serve import tool_calls
 from edge0_ref.app.serve.api_error import ApiError
-from edge0_ref.app.serve.parts import END_OF_THOUGHT, THINK, Parts
+from edge0_ref.app.serve.parts import Parts
 from edge0_ref.app.serve.requests import (
     AssistantMessage,
     ChatBody,
@@ -18,7 +18,7 @@ from edge0_ref.app.serve.requests import (
     ToolCall,
 )
 from edge0_ref.errors import UsageError
-from edge0_ref.tokens import Tokenizer
+from edge0_ref.tokens import END_OF_THOUGHT, THINK, Tokenizer
 
 RESERVED = frozenset({"self", "messages", "tools", "add_generation_prompt"})  # variables a client has other fields for
 

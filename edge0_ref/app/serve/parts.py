@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 from edge0_ref.app.serve.tool_calls import CLOSE, OPEN, Call, Schemas, read_call
 from edge0_ref.engine.stops import overlap
-
-THINK, END_OF_THOUGHT = "<think>", "</think>"
+from edge0_ref.tokens import END_OF_THOUGHT, THINK
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,11 @@ from edge0_ref.app.serve.api_error import ApiError, too_long
 from edge0_ref.app.serve.chat_answer import ChatAnswer
 from edge0_ref.app.serve.completion_answer import CompletionAnswer, Echo
 from edge0_ref.app.serve.conversation import read_conversation
-from edge0_ref.app.serve.requests import Body, ChatBody, CompletionBody
+from edge0_ref.app.serve.requests import ChatBody, CompletionBody
 from edge0_ref.app.serve.token_texts import TokenTexts
 from edge0_ref.app.serve.work import Text
-from edge0_ref.engine.session import Asked
+from edge0_ref.engine.prefixes import turn_of
+from edge0_ref.engine.session import Asked, check_ids
 from edge0_ref.errors import UsageError
 from edge0_ref.tokens import Tokenizer
 
@@ -49,11 +50,11 @@ class Served:
         return self.check_ids(ids, field)
 
     def check_ids(self, ids: list[int], field: str) -> list[int]:
-        if not ids:
-            raise ApiError(400, "an empty prompt: a text needs at least one token to start from", field)
-        if outside := [token for token in ids if not 0 <= token < self.vocab_size]:
-            message = f"token id {outside[0]} is outside the vocabulary of {self.vocab_size}"
-            raise ApiError(400, message, field)
+        """The same ids. Raises ApiError 400."""
+        try:
+            check_ids(ids, self.vocab_size)
+        except UsageError as error:
+            raise ApiError(400, str(error), field) from None
         return ids
 
     def room(self, prompt: Sequence[int], max_tokens: int | None, least: int, field: str) -> int:
@@ -91,15 +92,9 @@ def plan_chat(body: ChatBody, served: Served) -> Plan:
         conversation.parts(),
         conversation.opening,
         TokenTexts(served.tokenizer) if body.logprobs else None,
-        streams_usage(body),
+        body.streams_usage,
     )
     return Plan((text,), answer)
-
-
-def turn_of(ids: Sequence[int], asked: Sequence[int]) -> int:
-    """How many ids both begin with."""
-    pairs = zip(ids, asked, strict=False)
-    return next((place for place, (one, other) in enumerate(pairs) if one != other), min(len(ids), len(asked)))
 
 
 def plan_completion(body: CompletionBody, served: Served) -> Plan:
@@ -107,21 +102,16 @@ def plan_completion(body: CompletionBody, served: Served) -> Plan:
     asked = None if body.logprobs is None else Asked(body.logprobs, of_prompt=body.echo)
     texts, echoes = [], []
     for prompt in body.prompts:
-        is_text = isinstance(prompt, str)
         ids = served.encode(prompt, True, "prompt") if isinstance(prompt, str) else served.check_ids(prompt, "prompt")
         most = served.room(ids, body.max_tokens, 0 if body.echo else 1, "prompt")
         texts.append(Text(tuple(ids), most, body.settings, body.stops, asked))
-        echoes.append(Echo(str(prompt) if is_text else served.tokenizer.decode(ids), tuple(ids)))
+        echoes.append(Echo(prompt if isinstance(prompt, str) else served.tokenizer.decode(ids), tuple(ids)))
     answer = CompletionAnswer(
         served.identity("cmpl"),
         len(texts),
         echoes if body.echo else (),
         served.tokenizer,
         asked is not None,
-        streams_usage(body),
+        body.streams_usage,
     )
     return Plan(tuple(texts), answer)
-
-
-def streams_usage(body: Body) -> bool:
-    return body.stream and body.stream_options.include_usage

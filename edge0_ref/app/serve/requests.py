@@ -169,8 +169,8 @@ class Body(Frozen):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     @property
-    def include_usage(self) -> bool:
-        return self.stream_options.include_usage
+    def streams_usage(self) -> bool:
+        return self.stream and self.stream_options.include_usage
 
 
 class ChatBody(Body):

@@ -5,14 +5,14 @@ import contextlib
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import version
 from types import FrameType
 
 import uvicorn
 
 from edge0_ref.app.api import Model, Notify
-from edge0_ref.app.serve.api_error import ApiError
+from edge0_ref.app.serve.api_error import shutting_down
 from edge0_ref.app.serve.application import Limits, Service, make_application
 from edge0_ref.app.serve.broadcast import Broadcast
 from edge0_ref.app.serve.guards import Access, check_exposure
@@ -23,22 +23,20 @@ from edge0_ref.app.serve.worker import Worker
 from edge0_ref.contract import Observe
 from edge0_ref.errors import UsageError
 
-STOPPING = "this server is shutting down"
-
 
 @dataclass(frozen=True)
 class ServeSettings:
     """How to serve. queue: requests that may wait; grace: seconds that a running answer has left at the end."""
 
-    host: str = "127.0.0.1"
-    port: int = 8000
-    name: str | None = None
-    no_auth: bool = False
-    access: Access = field(default_factory=Access)
-    limits: Limits = field(default_factory=Limits)
-    patience: Patience = field(default_factory=Patience)
-    queue: int = 64
-    grace: float = 10.0
+    host: str
+    port: int
+    name: str | None
+    no_auth: bool
+    access: Access
+    limits: Limits
+    patience: Patience
+    queue: int
+    grace: float
 
 
 class QuietServer(uvicorn.Server):
@@ -65,7 +63,7 @@ class QuietServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Nothing new is taken; what waits is refused; what runs may finish, within the time of grace."""
-        worker, error = self._service.worker, ApiError(503, STOPPING, code="shutting_down")
+        worker, error = self._service.worker, shutting_down()
         worker.refuse_waiting(error)
         self._service.live.end()
         timer = asyncio.get_running_loop().call_later(self._grace, worker.refuse_all, error)
@@ -74,7 +72,7 @@ class QuietServer(uvicorn.Server):
 
 
 def run_serve(open_model: Callable[[Observe], Model], settings: ServeSettings, notify: Notify) -> int:
-    """Serve until a signal comes; that signal. Raises Edge0Error for what cannot work, before it listens."""
+    """Serve until a signal comes; that signal. Raises Edge0Error for what cannot work, before any request is read."""
     check_exposure(settings.host, settings.access.key, settings.no_auth)
     listener = listen(settings.host, settings.port)
     live = Broadcast()

@@ -24,8 +24,8 @@ DONE = "data: [DONE]\n\n"
 class Patience:
     """deadline: seconds from arrival to the end of the answer, None: any; comment: seconds of silence in a stream."""
 
-    deadline: float | None = None
-    comment: float = 10.0
+    deadline: float | None
+    comment: float
 
 
 def data(value: Any) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from edge0_ref.app.api import Model
-from edge0_ref.app.serve.api_error import ApiError, from_failure
+from edge0_ref.app.serve.api_error import ApiError, from_failure, shutting_down
 from edge0_ref.app.serve.live_feed import LiveFeed
 from edge0_ref.app.serve.work import Ended, Event, Failed, PromptRead, Text, TokenMade
 from edge0_ref.contract import Observe
@@ -60,7 +60,7 @@ class Worker:
         self._thread = threading.Thread(target=self._run, name="edge0-generation", daemon=True)
 
     def start(self) -> Model:
-        """Open the model and generate a first token, so that what cannot work fails now. Raises what that raises."""
+        """Open the model and compute a first token, so that what cannot work fails now. Raises what that raises."""
         self._thread.start()
         self._opened.wait()
         if self._failure is not None:
@@ -80,7 +80,7 @@ class Worker:
         """Raises ApiError: 429 when the queue is full, 503 when no more is taken."""
         with self._changed:
             if not self.alive:
-                raise ApiError(503, "this server is shutting down", code="shutting_down")
+                raise shutting_down()
             if len(self._waiting) >= self._longest_queue:
                 raise ApiError(
                     429,
@@ -120,7 +120,7 @@ class Worker:
 
     def close(self) -> None:
         """Returns when the model is closed."""
-        self.refuse_all(ApiError(503, "this server is shutting down", code="shutting_down"))
+        self.refuse_all(shutting_down())
         if self._thread.is_alive():
             self._thread.join()
 
@@ -129,12 +129,14 @@ class Worker:
             with self._open_model(self._observe) as model:
                 self.model = model
                 self._feed.attach(lambda: model.counters)
-                list(model.generate([0], max_tokens=1))
+                model.logits([0])  # no text: nothing is kept of it
                 self._opened.set()
                 while (job := self._next()) is not None:
                     self._run_job(model, job)
         except BaseException as error:
             self._failure = error
+            if self._opened.is_set():  # `start` is over: nobody raises it
+                traceback.print_exception(error, file=sys.stderr)
         finally:
             self._opened.set()
 

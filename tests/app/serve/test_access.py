@@ -47,6 +47,8 @@ def test_a_name_the_server_does_not_know_is_refused(host, allowed) -> None:
         ("http://127.0.0.1:9000", False),
         ("https://evil.example", False),
         ("null", False),
+        ("http://[::1", False),
+        ("127.0.0.1:8000", False),
     ],
 )
 def test_pages_of_other_sites_are_refused(origin, allowed) -> None:

@@ -5,11 +5,16 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from edge0_ref.app.api import Model, open_model
+from edge0_ref.app.serve.broadcast import Broadcast
+from edge0_ref.app.serve.live_feed import LiveFeed
 from edge0_ref.app.serve.server import listen
+from edge0_ref.app.serve.worker import Worker
 from tests.app.command import refused
 from tests.app.serve.parrot import NEVER, SLOW
 from tests.app.serve.servers import PARROT, TIMEOUT, Server, chunks_of, serving, until_text
@@ -68,8 +73,18 @@ def test_an_address_others_can_reach_wants_a_key() -> None:
 @pytest.mark.parametrize(
     "options", [("--context", 1), ("--context", 10**6), ("--memory", "1MiB"), ("/no/such/folder",)]
 )
-def test_a_model_that_cannot_work_is_refused_before_anything_listens(options) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    assert refused("serve", "--port", port, *options)
+def test_a_model_that_cannot_work_is_refused_before_anything_is_served(options) -> None:
+    assert "serving" not in refused("serve", "--port", 0, *options)
+
+
+def test_a_model_that_fails_as_it_is_closed_is_heard_of(capfd, monkeypatch) -> None:
+    opening = partial(open_model, use_adapters=False, context=8)
+    worker = Worker(lambda observe: opening(observe=observe), 1, LiveFeed(Broadcast()))
+    worker.start()
+
+    def fail(model: Model) -> None:
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(Model, "close", fail)
+    worker.close()
+    assert "the disk is gone" in capfd.readouterr().err

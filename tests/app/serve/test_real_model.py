@@ -51,9 +51,9 @@ def test_an_echo_scores_the_prompt(real: Server, unchecked, as_ids) -> None:
     np.testing.assert_allclose(told["token_logprobs"][1 : len(ids)], scores, atol=1e-4)
     assert "".join(told["tokens"]) == choice["text"]
     assert choice["text"].startswith(PROMPT * 8)
-    assert [
+    assert all(
         choice["text"][at:].startswith(token) for at, token in zip(told["text_offset"], told["tokens"], strict=True)
-    ]
+    )
     for row, top, token in zip(logits, told["top_logprobs"][1:], told["tokens"][1:], strict=True):
         assert token in top
         np.testing.assert_allclose(max(top.values()), row.max(), atol=1e-4)

@@ -1,7 +1,6 @@
 """Requests that wait, clients that leave, texts that never end, and the disk that fails."""
 
 import asyncio
-import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +9,7 @@ import httpx
 import pytest
 
 from tests.app.serve.parrot import BROKEN, NEVER
-from tests.app.serve.servers import Server, chunks_of, stream, until_text
+from tests.app.serve.servers import TIMEOUT, Server, chunks_of, stream, until_text
 
 CHAT = "/v1/chat/completions"
 
@@ -20,17 +19,24 @@ def asking(text: str, **fields: object) -> dict[str, object]:
 
 
 @contextmanager
-def busy(server: Server) -> Iterator[httpx.Response]:
-    """A text is being generated that never ends by itself; it ends when its client leaves."""
-    before = server.metric("texts_abandoned_total")
+def endless(server: Server) -> Iterator[httpx.Response]:
+    """From its first word on a text that never ends by itself; its client leaves in the end."""
     headers = server.client.headers
     body = asking(f"I wait{NEVER}", stream=True)
     with (
-        httpx.Client(base_url=server.url, headers=headers, timeout=60) as client,
+        httpx.Client(base_url=server.url, headers=headers, timeout=TIMEOUT) as client,
         client.stream("POST", CHAT, json=body) as response,
     ):
         lines = response.iter_lines()  # leaving begins where this is forgotten
         until_text(lines)
+        yield response
+
+
+@contextmanager
+def busy(server: Server) -> Iterator[httpx.Response]:
+    """A text is being generated that ends when this does."""
+    before = server.metric("texts_abandoned_total")
+    with endless(server) as response:
         yield response
     server.wait_for("texts_abandoned_total", before + 1)
 
@@ -41,7 +47,7 @@ def busy(server: Server) -> Iterator[httpx.Response]:
 def test_a_client_that_leaves_stops_its_text_within_a_token(parrot: Server, said, streamed) -> None:
     """The token never comes, so only leaving can end the text; the next client is served."""
     before = parrot.metric("texts_abandoned_total")
-    with httpx.Client(base_url=parrot.url, timeout=0.3) as client, pytest.raises(httpx.ReadTimeout):
+    with httpx.Client(base_url=parrot.url, timeout=1.0) as client, pytest.raises(httpx.ReadTimeout):
         client.post(CHAT, json=asking(said + NEVER, stream=streamed))
     parrot.wait_for("texts_abandoned_total", before + 1)
     assert parrot.chat("next").json()["choices"][0]["message"]["content"] == "next"
@@ -49,7 +55,7 @@ def test_a_client_that_leaves_stops_its_text_within_a_token(parrot: Server, said
 
 def test_a_client_that_leaves_the_queue_is_never_served(parrot: Server) -> None:
     with busy(parrot):
-        with httpx.Client(base_url=parrot.url, timeout=0.2) as client, pytest.raises(httpx.ReadTimeout):
+        with httpx.Client(base_url=parrot.url, timeout=1.0) as client, pytest.raises(httpx.ReadTimeout):
             client.post(CHAT, json=asking("never"))
         parrot.wait_for("requests_waiting", 0)
         finished = parrot.metric("texts_finished_total")
@@ -103,7 +109,7 @@ def test_fifty_clients_at_once_get_their_own_answers(parrot: Server) -> None:
 
     async def ask_all() -> list[str]:
         limits = httpx.Limits(max_connections=50)
-        async with httpx.AsyncClient(base_url=parrot.url, timeout=60, limits=limits) as client:
+        async with httpx.AsyncClient(base_url=parrot.url, timeout=TIMEOUT, limits=limits) as client:
             return await asyncio.gather(*(ask(client, number) for number in range(50)))
 
     assert asyncio.run(ask_all()) == [f"answer {number} " * 3 for number in range(50)]
@@ -111,12 +117,12 @@ def test_fifty_clients_at_once_get_their_own_answers(parrot: Server) -> None:
 
 @pytest.mark.spec("ENG-092")
 def test_first_come_first_served(parrot: Server) -> None:
-    """While one is busy others queue up one by one; they end in that order."""
-    ended: list[int] = []
+    """While one is busy others queue up one by one; they begin in that order, each when the one before has left."""
+    begun: list[int] = []
 
     def ask(number: int) -> None:
-        json.loads(parrot.chat(f"number {number}").text)
-        ended.append(number)
+        with endless(parrot):
+            begun.append(number)
 
     threads = [threading.Thread(target=ask, args=(number,)) for number in range(5)]
     with busy(parrot):
@@ -125,4 +131,5 @@ def test_first_come_first_served(parrot: Server) -> None:
             parrot.wait_for("requests_waiting", waiting)
     for thread in threads:
         thread.join()
-    assert ended == sorted(ended)
+    parrot.wait_for("requests_running", 0)
+    assert begun == list(range(5))
