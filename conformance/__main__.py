@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
@@ -134,6 +135,7 @@ def command_line(options: argparse.Namespace, seed: int | None) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
+    os.environ.pop("PYTEST_ADDOPTS", None)  # what its user adds to pytest runs of their own is none of the suite's
     options = parser().parse_args(arguments)
     try:
         options = checked(options)

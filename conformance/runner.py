@@ -72,17 +72,6 @@ def watchdog(seconds: float) -> Iterator[Watchdog]:
         yield watching
 
 
-@contextmanager
-def standing_options() -> Iterator[None]:
-    """What users add to pytest runs of their own is none of this suite's."""
-    added = os.environ.pop("PYTEST_ADDOPTS", None)
-    try:
-        yield
-    finally:
-        if added is not None:
-            os.environ["PYTEST_ADDOPTS"] = added
-
-
 def run(
     backend: Any,
     only: Sequence[str] = (),
@@ -113,7 +102,7 @@ def run(
     arguments += ["-p", "no:terminal"] if quiet else ["--tb=no", "-q", "--no-header", "--no-summary"]
     arguments += ["-x"] if stop_at_first else []
     arguments += [f"--hypothesis-seed={seed}"] if seed is not None else []
-    with hypothesis_profile(profile, seed), watchdog(seconds) as watching, standing_options():
+    with hypothesis_profile(profile, seed), watchdog(seconds) as watching:
         keeper = None if failures is None else Keeper(failures, option, seed, watching.limited)
         again = command_of(option, profile, seed)
         plugin = RunPlugin(backend, requirements, frozenset(only), again, keeper, watching.limited)

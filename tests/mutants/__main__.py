@@ -1,6 +1,7 @@
 """`python -m tests.mutants [NAME...]`: the kill table, `--json` for programs; exit code 1 if a mutant lives."""
 
 import json
+import os
 import sys
 from dataclasses import asdict
 
@@ -8,6 +9,7 @@ from tests.mutants import MUTANTS, try_to_kill
 
 
 def main(arguments: list[str]) -> int:
+    os.environ.pop("PYTEST_ADDOPTS", None)
     as_json, names = "--json" in arguments, [argument for argument in arguments if argument != "--json"]
     unknown = sorted(set(names) - {mutant.__name__ for mutant in MUTANTS})
     if unknown:

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from conformance.runner import standing_options
-
 ROOT = Path(__file__).parents[2]
 OPTIONS = "-x -p no:cacheprovider -p no:benchmark -p no:terminal -W error --strict-markers --assert=plain"
 NOT_ASKED = {"test_conformance_catches_mutants.py", "test_spec_coverage.py", "mlx", "benchmarks"}
@@ -45,8 +43,7 @@ def failures_in_tests(requirement: str) -> list[str]:
         return []
     court = Citing(requirement)
     options = [*OPTIONS.split(), "-c", os.devnull, "--rootdir", str(ROOT), "--hypothesis-profile", "no-shrink"]
-    with standing_options():
-        code = pytest.main([*citing, *options], plugins=[court])
+    code = pytest.main([*citing, *options], plugins=[court])
     if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED):
         raise RuntimeError(f"the tests of {requirement} did not run: pytest ended with {code!r}")
     return court.failures

@@ -124,12 +124,13 @@ def test_first_come_first_served(parrot: Server) -> None:
         with endless(parrot):
             begun.append(number)
 
+    before = parrot.metric("texts_abandoned_total")
     threads = [threading.Thread(target=ask, args=(number,)) for number in range(5)]
-    with busy(parrot):
+    with endless(parrot):
         for waiting, thread in enumerate(threads, start=1):
             thread.start()
             parrot.wait_for("requests_waiting", waiting)
     for thread in threads:
         thread.join()
-    parrot.wait_for("requests_running", 0)
+    parrot.wait_for("texts_abandoned_total", before + 6)
     assert begun == list(range(5))
