@@ -24,18 +24,6 @@ Passed = tuple[mx.array, mx.array]  # hidden, x
 AttentionState = KeyValueCache | LatentCache
 
 
-class Mixed(NamedTuple):
-    """A mixer's output, the residual sum with it, and the norm of that."""
-
-    mixed: mx.array
-    hidden: mx.array
-    x: mx.array
-
-    @property
-    def passed(self) -> Passed:
-        return self.hidden, self.x
-
-
 class Norms(NamedTuple):
     """A layer's two norm weights and their epsilon."""
 
@@ -46,21 +34,22 @@ class Norms(NamedTuple):
     def before(self, hidden: mx.array) -> mx.array:
         return rms_norm(hidden, self.mixer, self.epsilon)
 
-    def after(self, hidden: mx.array, mixed: mx.array) -> Mixed:
+    def after(self, hidden: mx.array, mixed: mx.array) -> Passed:
+        """The residual sum with a mixer's output, and the norm of that."""
         total = hidden + mixed
-        return Mixed(mixed, total, rms_norm(total, self.mlp, self.epsilon))
+        return total, rms_norm(total, self.mlp, self.epsilon)
 
 
 class DeltaBlock:
-    """[DEC-042] norm, a mixer whose state has a fixed size, residual, norm: mixer output, hidden, x, *state."""
+    """[DEC-042] norm, a mixer whose state has a fixed size, residual, norm: mixer output, x, *state."""
 
     def __init__(self, mixer: GatedDelta | Kda, norms: Norms) -> None:
         self.mixer, self._norms = mixer, norms
 
     def __call__(self, passed: Passed, *state: mx.array) -> tuple[Passed, Arrays]:
         mixed, after = self.mixer(self._norms.before(passed[0]), DeltaState.of(*state))
-        result = self._norms.after(passed[0], mixed)
-        return result.passed, (*result, *after.arrays)
+        passed = self._norms.after(passed[0], mixed)
+        return passed, (mixed, passed[1], *after.arrays)
 
 
 class AttentionBlock:
@@ -92,14 +81,15 @@ class AttentionOpening:
 
 
 class AttentionClosing:
-    """Mixer output, hidden, x."""
+    """Mixer output, x."""
 
     def __init__(self, mixer: Attention | Mla, norms: Norms) -> None:
         self._mixer, self._norms = mixer, norms
 
     def __call__(self, passed: Passed, attended: mx.array, gate: mx.array) -> tuple[Passed, Arrays]:
-        result = self._norms.after(passed[0], self._mixer.output(attended, gate))
-        return result.passed, result
+        mixed = self._mixer.output(attended, gate)
+        passed = self._norms.after(passed[0], mixed)
+        return passed, (mixed, passed[1])
 
 
 Block = DeltaBlock | AttentionBlock

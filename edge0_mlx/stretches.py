@@ -134,7 +134,7 @@ class Pass:
         self._attended = attended, gate
 
     def _after_mixer(self, output: Arrays, layer: Layer) -> None:
-        mixed, _, self._x, *state = output
+        mixed, self._x, *state = output
         if state:
             self._mixers[layer.number] = DeltaState.of(*state)
         if self._host.observed:

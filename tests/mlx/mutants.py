@@ -174,7 +174,7 @@ def residual_left_out(patch: Patch) -> None:
     patch.setattr(
         blocks.Norms,
         "after",
-        lambda n, hidden, mixed: blocks.Mixed(mixed, mixed, blocks.rms_norm(mixed, n.mlp, n.epsilon)),
+        lambda n, hidden, mixed: (mixed, blocks.rms_norm(mixed, n.mlp, n.epsilon)),
     )
 
 
