@@ -13,8 +13,9 @@ from conformance.checkpoints import VOCAB, AdaptersRecipe, CheckpointRecipe, ada
 from conformance.compare import Judge
 from conformance.driven import Driven
 from conformance.paths import examples
+from conformance.residency_model import SlotModel
 from conformance.sessions import Script, Session, Watch, plans, play, scripts
-from edge0_ref.contract import Plan
+from edge0_ref.contract import ExecutorKind, Plan
 
 schedule = pytest.mark.claim("decoder", "prerouter")
 DEEP = (("linear", "full"), ("full", "linear", "linear"), ("linear", "linear", "full"))
@@ -97,6 +98,7 @@ def test_a_step_is_routed_by_the_position_before_and_a_prompt_by_its_routers(
 
 MODEL = CheckpointRecipe(("linear", "full", "linear", "linear"), experts=8, top_k=2, seed=5)
 EVERY_LAYER = AdaptersRecipe((0, 1, 2), 0.0, 6)
+TWO_LAYERS = AdaptersRecipe((0, 1), 0.0, 6)
 PROMPT = (3, 1, 4, 1, 5, 9, 2, 6)
 
 
@@ -131,6 +133,31 @@ def test_predictions_are_handed_over_before_the_next_token(driven: Driven, judge
         judge.state(
             decoder.counters.reads, 2 * (layers + consumers), "reads of one prompt token, and ahead of the next"
         )
+        driven.close()
+
+
+@schedule
+@pytest.mark.spec("PRE-028")
+@pytest.mark.parametrize("executor", ["staged", "hot"])
+@examples(0.2)
+@given(tokens=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=12), slots=st.integers(1, 8))
+def test_layers_without_predictions_keep_what_they_use_most(
+    driven: Driven, judge: Judge, executor: ExecutorKind, tokens: list[int], slots: int
+) -> None:
+    """Layers 0 and 3 ask their routers; each is followed, expert by expert, by a model of its slots."""
+    plan = Plan(2, executor, "whole_layer", slots=4, context=64, on_demand_slots=slots)
+    with MODEL.opened() as (_, checkpoint):
+        watch = Watch()
+        decoder = driven.decoder(checkpoint, plan, TWO_LAYERS.build(MODEL), watch)
+        followed = {layer: SlotModel("hot", slots) for layer in (0, 3)}
+        for token in tokens:
+            decoder.step(token)
+            for layer, model in followed.items():
+                model.call(watch.values["routing", layer][-1].experts[0].tolist(), set())
+                resident = watch.values["resident", layer][-1]
+                judge.state(set(resident), model.resident, f"resident in layer {layer}, {slots} slots, {tokens}")
+            for layer in (1, 2):
+                judge.holds(len(watch.values["resident", layer][-1]) <= 4, "residents", layer, "at most 4")
         driven.close()
 
 

@@ -95,17 +95,22 @@ class MlxDecoder:
         self._decode: dict[int, MlxExecutor] = {}
         self._prefill: dict[int, MlxExecutor] = {}
         try:
-            self._decode = self._executors(plan.executor)
-            same = plan.prefill_executor == plan.executor
-            self._prefill = self._decode if same else self._executors(plan.prefill_executor)
+            self._decode = {
+                layer: self._executor(layer, *plan.of_layer(predicted=layer - 1 in adapters.heads))
+                for layer in self._files.stores
+            }
+            kind = plan.prefill_executor
+            same = kind == plan.executor
+            self._prefill = (
+                self._decode if same else {layer: self._executor(layer, kind, plan.slots) for layer in self._decode}
+            )
         except BaseException:
             self.close()
             raise
 
-    def _executors(self, kind: ExecutorKind) -> dict[int, MlxExecutor]:
+    def _executor(self, layer: int, kind: ExecutorKind, slots: int) -> MlxExecutor:
         shared = self._prefetcher, self.counters, self._device, self.evaluations
-        stores = self._files.stores.items()
-        return {layer: make_executor(kind, store, self.plan.slots, *shared) for layer, store in stores}
+        return make_executor(kind, self._files.stores[layer], slots, *shared)
 
     def _new_state(self) -> State:
         return State([layer.block.mixer.new_state() for layer in self.layers])

@@ -264,7 +264,8 @@ class Counters:
 class Plan:
     """Everything decided before anything is allocated; made by `edge0_ref.engine.plan`.
 
-    top_k: experts a token; slots: of each layer; prefill_chunk: tokens a call; context: tokens the state may hold.
+    top_k: experts a token; slots: of each layer; on_demand_slots: of each layer whose routing nobody predicts, if those
+    have slots of their own number; prefill_chunk: tokens a call; context: tokens the state may hold.
     """
 
     top_k: int
@@ -275,3 +276,10 @@ class Plan:
     reader_threads: int = 2
     prefill_chunk: int = 256
     context: int = 4096
+    on_demand_slots: int | None = None
+
+    def of_layer(self, predicted: bool) -> tuple[ExecutorKind, int]:
+        """[PRE-028] What runs a layer's experts while text is decoded, and its slots."""
+        if predicted or self.on_demand_slots is None:
+            return self.executor, self.slots
+        return "hot", self.on_demand_slots

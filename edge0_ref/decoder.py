@@ -27,7 +27,17 @@ from edge0_ref.config import (
     MlaConfig,
     MoeConfig,
 )
-from edge0_ref.contract import Array, Counters, Executor, Observe, Plan, PrerouterHead, Routing, RoutingSource
+from edge0_ref.contract import (
+    Array,
+    Counters,
+    Executor,
+    ExecutorKind,
+    Observe,
+    Plan,
+    PrerouterHead,
+    Routing,
+    RoutingSource,
+)
 from edge0_ref.dequant import embed
 from edge0_ref.errors import NonFiniteError, UsageError
 from edge0_ref.executors import make_executor
@@ -114,20 +124,22 @@ class ReferenceDecoder:
         self._decode: dict[int, Executor[Array]] = {}
         self._prefill: dict[int, Executor[Array]] = {}
         try:
-            self._decode = self._executors(plan.executor)
-            same = plan.prefill_executor == plan.executor
-            self._prefill = self._decode if same else self._executors(plan.prefill_executor)
+            self._decode = {
+                layer: self._executor(layer, *plan.of_layer(predicted=layer - 1 in adapters.heads))
+                for layer in self._files.stores
+            }
+            kind = plan.prefill_executor
+            same = kind == plan.executor
+            self._prefill = (
+                self._decode if same else {layer: self._executor(layer, kind, plan.slots) for layer in self._decode}
+            )
         except BaseException:
             self.close()
             raise
 
-    def _executors(self, kind: Any) -> dict[int, Executor[Array]]:
-        return {
-            layer: make_executor(
-                kind, store, self.plan.slots, self._prefetcher, self.counters, self.arithmetic.run_experts
-            )
-            for layer, store in self._files.stores.items()
-        }
+    def _executor(self, layer: int, kind: ExecutorKind, slots: int) -> Executor[Array]:
+        store, run = self._files.stores[layer], self.arithmetic.run_experts
+        return make_executor(kind, store, slots, self._prefetcher, self.counters, run)
 
     def _new_state(self) -> State:
         return State([layer.mixer.new_state() for layer in self.layers])

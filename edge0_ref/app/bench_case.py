@@ -177,6 +177,7 @@ def figures(running: Running, measured: Measured) -> dict[str, Any]:
         "read_mode": plan.read_mode,
         "reader_threads": plan.reader_threads,
         "slots": plan.slots,
+        "on_demand_slots": plan.on_demand_slots,
         "prompt_tokens": case.prompt_tokens,
         "tokens": len(steps),
         "decode_tok_s": 1 / seconds,

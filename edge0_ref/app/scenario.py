@@ -93,6 +93,7 @@ class Running:
         """What runs, in a line."""
         plan, simulated = self.plan.plan, " (simulated)" if self.case.rule.simulated else ""
         held = f", {plan.slots} slots a layer" if plan.executor in ("staged", "hot") else ""
+        held += f" and {plan.on_demand_slots} where nobody predicts" if plan.on_demand_slots else ""
         reads = f"{plan.read_mode} reads by {plan.reader_threads} threads"
         routing = f"routing {self.case.rule.name}{simulated}"
         return f"{self.case.scenario}, K = {plan.top_k}, {routing}: {plan.executor}{held}, {reads}"

@@ -79,6 +79,7 @@ def facts_of(running: Running) -> dict[str, Any]:
         "read_mode": plan.read_mode,
         "reader_threads": plan.reader_threads,
         "slots": plan.slots,
+        "on_demand_slots": plan.on_demand_slots,
         "tokens": case.tokens,
     }
 

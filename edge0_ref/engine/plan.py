@@ -4,7 +4,7 @@ What is promised is the whole process: what it already is, resident weights, ada
 readers, the state of every token of context, and a margin. A budget that cannot work is refused with one that does.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -71,15 +71,23 @@ def plan_text(plan: MemoryPlan) -> str:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a model weighs, from its headers. experts: layer -> (bytes of one, how many); largest_range: of a file."""
+    """What a model weighs, from its headers. experts: layer -> (bytes of one, how many); largest_range: of a file.
+
+    on_demand: the layers that nobody predicts for, where there are others.
+    """
 
     experts: Mapping[int, tuple[int, int]]
     resident: int
     largest_range: int
+    on_demand: frozenset[int] = frozenset()
 
     @property
     def one_of_each_layer(self) -> int:
         return sum(nbytes for nbytes, _ in self.experts.values())
+
+    @property
+    def one_of_each_on_demand(self) -> int:
+        return sum(self.experts[layer][0] for layer in self.on_demand)
 
     @property
     def all_experts(self) -> int:
@@ -94,24 +102,26 @@ class Sizes:
         return max(count for _, count in self.experts.values())
 
 
-def sizes_of(checkpoint: Checkpoint, reads_as_stored: bool = False) -> Sizes:
+def sizes_of(checkpoint: Checkpoint, reads_as_stored: bool = False, owners: Collection[int] = ()) -> Sizes:
+    """owners: the layers that have heads."""
     experts, largest_range = {}, 0
     for layer, moe in checkpoint.config.moe_layers.items():
         layout, pieces = find_experts(checkpoint, layer, moe)
         experts[layer] = layout.nbytes, moe.num_experts
         ranges = (piece.nbytes for piece in pieces) if checkpoint.packed is None else [layout.nbytes]
         largest_range = max(largest_range, *ranges)
-    return Sizes(experts, resident_weight_bytes(checkpoint, reads_as_stored), largest_range)
+    on_demand = frozenset(layer for layer in experts if owners and layer - 1 not in owners)
+    return Sizes(experts, resident_weight_bytes(checkpoint, reads_as_stored), largest_range, on_demand)
 
 
 def make_plan(checkpoint: Checkpoint, adapters: Adapters, request: Request, process_bytes: int) -> MemoryPlan:
     """[ENG-031] The best plan within the budget. process_bytes: the process as it is, adapters already read.
 
     A budget is spent in this order: 2K slots a layer, slots for all experts, or else a whole layer for the prompt in
-    calls as large as leave room for it, or else only large calls; then more slots. Raises BudgetError, naming a budget
-    that works; UsageError for a context the model does not have.
+    calls as large as leave room for it, or else only large calls; then more slots, first where nobody predicts. Raises
+    BudgetError, naming a budget that works; UsageError for a context the model does not have.
     """
-    config, sizes = checkpoint.config, sizes_of(checkpoint, request.reads_as_stored)
+    config, sizes = checkpoint.config, sizes_of(checkpoint, request.reads_as_stored, adapters.heads)
     widened = 0 if request.reads_as_stored else adapters.widened_bytes
     if request.context > config.max_context:
         raise UsageError(f"context of {request.context} tokens; this model has {config.max_context}")
@@ -166,8 +176,16 @@ def spend(plan: Plan, request: Request, sizes: Sizes, spare: Callable[[Plan], in
         return everything
     wholes = [whole for each in fitting if (whole := with_whole_layers(each, request, sizes)) is not each]
     plan = next((whole for whole in wholes if spare(whole) >= 0), plan)
-    more = spare(plan) // sizes.one_of_each_layer
-    return plan if fixed else replace(plan, slots=min(plan.slots + more, sizes.most_experts))
+    return plan if fixed else with_more_slots(plan, sizes, spare)
+
+
+def with_more_slots(plan: Plan, sizes: Sizes, spare: Callable[[Plan], int]) -> Plan:
+    """[ENG-035] Where nobody predicts, a token waits for its reads: these layers keep what they use most."""
+    of_each = sizes.one_of_each_layer
+    if sizes.on_demand and (more := spare(plan) // sizes.one_of_each_on_demand):
+        plan = replace(plan, on_demand_slots=min(plan.slots + more, sizes.most_experts))
+        of_each -= sizes.one_of_each_on_demand
+    return replace(plan, slots=min(plan.slots + spare(plan) // of_each, sizes.most_experts))
 
 
 def with_whole_layers(plan: Plan, request: Request, sizes: Sizes) -> Plan:
@@ -184,8 +202,7 @@ def with_whole_layers(plan: Plan, request: Request, sizes: Sizes) -> Plan:
 
 def cost_rows(config: ModelConfig, sizes: Sizes, plan: Plan) -> list[tuple[str, int]]:
     """[ENG-030] What each part of a plan adds to the process."""
-    held, nbytes = held_experts(plan, sizes)
-    rows = [("resident weights", sizes.resident), (f"experts: {held} x {len(sizes.experts)} layers", nbytes)]
+    rows = [("resident weights", sizes.resident), *expert_rows(plan, sizes)]
     if plan.prefill_executor != plan.executor:
         # the decoder lets go of a layer's experts before it reads the next layer's
         rows.append(("experts of one whole layer, for the prompt", sizes.largest_layer))
@@ -199,15 +216,22 @@ def cost_rows(config: ModelConfig, sizes: Sizes, plan: Plan) -> list[tuple[str, 
     ]
 
 
-def held_experts(plan: Plan, sizes: Sizes) -> tuple[str, int]:
-    """What decoding keeps of each layer, and the bytes of that over all layers."""
+def expert_rows(plan: Plan, sizes: Sizes) -> list[tuple[str, int]]:
+    """What decoding keeps of each layer's experts."""
+    layers, one_of_each = len(sizes.experts), sizes.one_of_each_layer
     match plan.executor:
         case "exact":
-            return "1 buffer", sizes.one_of_each_layer
+            return [(f"experts: 1 buffer x {layers} layers", one_of_each)]
         case "whole_layer":
-            return "all", sizes.all_experts
+            return [(f"experts: all x {layers} layers", sizes.all_experts)]
+        case "staged" | "hot" if plan.on_demand_slots is None:
+            return [(f"experts: {plan.slots} slots x {layers} layers", plan.slots * one_of_each)]
         case "staged" | "hot":
-            return f"{plan.slots} slots", plan.slots * sizes.one_of_each_layer
+            apart, on_demand = sizes.one_of_each_on_demand, len(sizes.on_demand)
+            return [
+                (f"experts: {plan.slots} slots x {layers - on_demand} layers", plan.slots * (one_of_each - apart)),
+                (f"experts: {plan.on_demand_slots} slots x {on_demand} layers", plan.on_demand_slots * apart),
+            ]
 
 
 def resident_weight_bytes(checkpoint: Checkpoint, reads_as_stored: bool = False) -> int:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from edge0_ref.adapters import Adapters
 from edge0_ref.backend import create
 from edge0_ref.checkpoint import Checkpoint
-from edge0_ref.contract import Plan
+from edge0_ref.contract import Plan, PrerouterHead
 from edge0_ref.engine.memory import parse_size
 from edge0_ref.engine.plan import CHUNKS, MemoryPlan, Request, cost_rows, make_plan, plan_text, sizes_of, state_bytes
 from edge0_ref.errors import BudgetError, UsageError
@@ -116,6 +116,28 @@ def test_more_memory_is_never_worse(request, spare) -> None:
     assert everything.slots == (
         least_slots(request) if request.slots or request.executor in ("exact", "whole_layer") else RECIPE.experts
     )
+
+
+@pytest.mark.spec("ENG-035")
+@given(request=REQUESTS, part=st.floats(0, 1), owners=st.sets(st.integers(0, RECIPE.layers - 2)))
+def test_what_is_left_goes_first_to_layers_that_nobody_predicts_for(request, part, owners) -> None:
+    tiny = np.zeros((1, 1), np.float32)
+    adapters = Adapters({owner: PrerouterHead(tiny, tiny, tiny) for owner in owners})
+    sizes = sizes_of(model(), request.reads_as_stored, owners)
+    smallest = planned(replace(request, memory=minimum(request))).plan
+    large = replace(smallest, prefill_chunk=CHUNKS[0], prefill_executor=smallest.executor, slots=least_slots(request))
+    spent = PROCESS + 2 * adapters.nbytes + sum(nbytes for _, nbytes in cost_rows(model().config, sizes, large))
+    budget = spent + int(part * (sizes.all_experts + sizes.largest_layer))
+    bought = make_plan(model(), adapters, replace(request, memory=budget), PROCESS)
+    plan, slots, one_more = bought.plan, bought.plan.on_demand_slots, sizes.one_of_each_on_demand
+    assert bought.total <= budget
+    if not owners or request.slots or request.executor not in ("staged", "hot"):
+        assert slots is None
+    elif (slots or plan.slots) < RECIPE.experts:
+        assert plan.slots == least_slots(request)
+        assert bought.total + one_more > budget
+    else:
+        assert slots is None or least_slots(request) <= plan.slots <= slots == RECIPE.experts
 
 
 @pytest.mark.spec("ENG-030")

@@ -13,6 +13,7 @@ import pytest
 from edge0_ref.adapters import Adapters
 from edge0_ref.app import backends
 from edge0_ref.app.api import Model
+from edge0_ref.contract import Plan
 from edge0_ref.engine import plan, sampling, session, stops
 from edge0_ref.engine.plan import MemoryPlan
 from edge0_ref.engine.sampling import DrawStream, SamplingSettings
@@ -261,6 +262,15 @@ def every_backend_taken_to_widen(patch: pytest.MonkeyPatch) -> None:
     replace_everywhere(patch, backends.reads_as_stored, lambda backend: False)
 
 
+def slots_for_every_layer_alike(patch: pytest.MonkeyPatch) -> None:
+    original = plan.with_more_slots
+
+    def with_more_slots(smallest: Plan, sizes: plan.Sizes, spare: Any) -> Plan:
+        return original(smallest, replace(sizes, on_demand=frozenset()), spare)
+
+    patch.setattr(plan, "with_more_slots", with_more_slots)
+
+
 MUTANTS = {
     text_stripped: "ENG-001",
     a_piece_for_each_token: "ENG-002",
@@ -291,6 +301,7 @@ MUTANTS = {
     whole_layers_in_the_largest_calls_only: "ENG-033",
     state_of_half_the_context: "ENG-034",
     logits_of_a_prompt_unplanned: "ENG-034",
+    slots_for_every_layer_alike: "ENG-035",
     kept_prefixes_unplanned: "ENG-082",
     adapters_planned_as_in_their_file: "ENG-030",
     every_backend_taken_to_widen: "ENG-030",

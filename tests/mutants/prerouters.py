@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from edge0_ref import backend, decoder, prerouter
-from edge0_ref.contract import Routing
+from edge0_ref.contract import Plan, Routing
 from edge0_ref.decoder import ReferenceDecoder, State
 from edge0_ref.executors.staged import StagedExecutor
 
@@ -182,6 +182,17 @@ def a_snapshot_without_predictions(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(State, "copy", copy)
 
 
+def layers_without_predictions_like_the_others(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Plan, "of_layer", lambda plan, predicted: (plan.executor, plan.slots))
+
+
+def slots_by_age_where_nobody_predicts(patch: pytest.MonkeyPatch) -> None:
+    def of_layer(plan: Plan, predicted: bool) -> tuple[str, int]:
+        return "staged", plan.slots if predicted or plan.on_demand_slots is None else plan.on_demand_slots
+
+    patch.setattr(Plan, "of_layer", of_layer)
+
+
 MUTANTS = {
     tanh_for_erf: "PRE-004",
     the_line_left_out: "PRE-001",
@@ -202,4 +213,6 @@ MUTANTS = {
     handed_to_the_layer_that_predicts: "PRE-025",
     the_wrong_experts_are_handed_over: "PRE-025",
     a_snapshot_without_predictions: "PRE-026",
+    layers_without_predictions_like_the_others: "PRE-028",
+    slots_by_age_where_nobody_predicts: "PRE-028",
 }
