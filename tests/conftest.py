@@ -1,6 +1,7 @@
 """Hypothesis profiles and run-time checked signatures, for every test."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import jaxtyping
 import pytest
@@ -19,9 +20,17 @@ settings.register_profile(
 settings.load_profile("ci")  # `--hypothesis-profile deep` on the command line overrides this
 
 
+@contextmanager
+def checks_off() -> Iterator[None]:
+    jaxtyping.config.update("jaxtyping_disable", True)
+    try:
+        yield
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", False)
+
+
 @pytest.fixture
 def unchecked() -> Iterator[None]:
     """For tests of many tokens: ten times faster; their signatures are checked by tests of few tokens."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
+    with checks_off():
+        yield

@@ -77,6 +77,7 @@ PARTS = st.lists(st.lists(st.integers(1, 95), min_size=1, max_size=7), min_size=
     plan=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9), st.booleans()), max_size=6),
     data=st.data(),
 )
+@pytest.mark.usefixtures("unchecked")
 def test_kept_prefixes_change_no_bit_of_any_text(folder, adapters, cold, tmp_path_factory, parts, plan, data) -> None:
     """Conversations that go on with their own answers, part from each other, come back, and fall out of memory."""
     budget = PrefixBudget(
