@@ -58,6 +58,7 @@ def plans(draw: Any, top_k: int, kinds: Sequence[str] = EXECUTOR_KINDS) -> Plan:
         reader_threads=draw(st.sampled_from((1, 3))),
         prefill_chunk=draw(st.sampled_from((1, 2, 3, 256))),
         context=64,
+        prefill_from=draw(st.integers(1, 4)),
         on_demand_slots=draw(st.none() | st.integers(1, 3 * top_k)),
     )
 

@@ -93,6 +93,25 @@ def test_where_bits_are_promised_no_plan_changes_one(
         driven.close()
 
 
+@pytest.mark.spec("DEC-049")
+@examples(0.15)
+@given(prompt=st.integers(1, len(TOKENS)), chunk=st.integers(1, 4), least=st.integers(1, 5))
+def test_a_call_of_a_prompt_goes_where_its_size_sends_it(
+    driven: Driven, judge: Judge, prompt: int, chunk: int, least: int
+) -> None:
+    """The exact executor keeps nothing, staged what it read."""
+    plan = Plan(
+        MODEL.top_k, "staged", "exact", slots=2 * MODEL.top_k, prefill_chunk=chunk, context=64, prefill_from=least
+    )
+    with MODEL.opened() as (_, checkpoint):
+        watch = Watch()
+        driven.decoder(checkpoint, plan, observe=watch).prefill(TOKENS[:prompt])
+        small = [min(chunk, prompt - first) < least for first in range(0, prompt, chunk)]
+        seen = [len(resident) > 0 for resident in watch.values["resident", 0]]
+        judge.state(seen, small, f"calls that left experts in slots, {plan}, prompt of {prompt}")
+        driven.close()
+
+
 @pytest.mark.spec("DEC-044")
 @examples(0.15)
 @given(prompt=st.integers(1, 4), astray=st.lists(st.integers(0, VOCAB - 1), max_size=3), plan=plans(MODEL.top_k))

@@ -160,7 +160,8 @@ class MlxDecoder:
             self.state.predicted = {}  # a chunk's own predictions too: the next chunk is prompt as well
             for executor in self._decode.values():
                 executor.release_hints()
-            hidden = self._forward(tokens[first : first + self.plan.prefill_chunk], self._prefill)
+            chunk = tokens[first : first + self.plan.prefill_chunk]
+            hidden = self._forward(chunk, self._prefill if len(chunk) >= self.plan.prefill_from else self._decode)
             if every:
                 yield self._evaluated_logits(self._logits(hidden))
             elif first + self.plan.prefill_chunk >= len(tokens):

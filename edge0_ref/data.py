@@ -265,7 +265,8 @@ class Plan:
     """Everything decided before anything is allocated; made by `edge0_ref.engine.plan`.
 
     top_k: experts a token; slots: of each layer; on_demand_slots: of each layer whose routing nobody predicts, if those
-    have slots of their own number; prefill_chunk: tokens a call; context: tokens the state may hold.
+    have slots of their own number; prefill_chunk: tokens a call; prefill_from: tokens that a call of a prompt must have
+    for prefill_executor, while a smaller one takes the executor; context: tokens the state may hold.
     """
 
     top_k: int
@@ -277,6 +278,7 @@ class Plan:
     prefill_chunk: int = 256
     context: int = 4096
     on_demand_slots: int | None = None
+    prefill_from: int = 1
 
     def of_layer(self, predicted: bool) -> tuple[ExecutorKind, int]:
         """[PRE-028] What runs a layer's experts while text is decoded, and its slots."""

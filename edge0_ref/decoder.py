@@ -169,7 +169,8 @@ class ReferenceDecoder:
             self.state.predicted = {}  # a chunk's own predictions too: the next chunk is prompt as well
             for executor in self._decode.values():
                 executor.release_hints()
-            yield self._forward(tokens[first : first + self.plan.prefill_chunk], self._prefill)
+            chunk = tokens[first : first + self.plan.prefill_chunk]
+            yield self._forward(chunk, self._prefill if len(chunk) >= self.plan.prefill_from else self._decode)
 
     def _check(self, tokens: Sequence[int]) -> None:
         if self._interrupted:

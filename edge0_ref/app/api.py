@@ -204,7 +204,8 @@ class Model:
         context = self.settings.context or min(context, self.config.max_context)
         if self._session is None or self._session.context < context or self._logits_tokens < logits_tokens:
             self._release()
-            self.plan, decoder = self.start_decoder(prompt_tokens, context, logits_tokens)
+            longest = self.settings.context or prompt_tokens  # a context for all texts may be filled by one prompt
+            self.plan, decoder = self.start_decoder(longest, context, logits_tokens)
             self._logits_tokens = logits_tokens
             tokenizer = self.tokenizer if self.has_tokenizer else None
             if self.settings.reuse and self.prefixes is None:

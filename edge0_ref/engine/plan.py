@@ -27,9 +27,9 @@ SLACK_BYTES = 2 * 2**20  # the process's own size moves by this much from run to
 class Request:
     """What a user asks for; None is "choose".
 
-    memory: bytes for the whole process; context: tokens of one text; logits_tokens: of a prompt all of whose logits are
-    wanted; prefix_bytes: for states kept between texts; reads_as_stored: the backend's weights and adapters stay what
-    they are in files, instead of float32.
+    memory: bytes for the whole process; context: tokens of one text; prompt_tokens: of the longest prompt;
+    logits_tokens: of a prompt all of whose logits are wanted; prefix_bytes: for states kept between texts;
+    reads_as_stored: the backend's weights and adapters stay what they are in files, instead of float32.
     """
 
     context: int
@@ -189,14 +189,14 @@ def with_more_slots(plan: Plan, sizes: Sizes, spare: Callable[[Plan], int]) -> P
 
 
 def with_whole_layers(plan: Plan, request: Request, sizes: Sizes) -> Plan:
-    """[ENG-033] A whole layer at a time for the prompt, if its calls choose 4 times as many experts as there are.
+    """[ENG-033] A whole layer at a time for calls of a prompt that choose 4 times as many experts as there are.
 
     Then about one expert in 50 is read for nothing, and all reads of a layer are under way at once; a short prompt
     uses few experts, and reading all of them would make memory grow with their number.
     """
-    chosen = min(request.prompt_tokens, plan.prefill_chunk) * plan.top_k
-    if plan.executor in ("staged", "hot") and chosen >= 4 * sizes.most_experts:
-        return replace(plan, prefill_executor="whole_layer")
+    enough = -(-4 * sizes.most_experts // plan.top_k)
+    if plan.executor in ("staged", "hot") and min(request.prompt_tokens, plan.prefill_chunk) >= enough:
+        return replace(plan, prefill_executor="whole_layer", prefill_from=enough)
     return plan
 
 

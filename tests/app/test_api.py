@@ -109,6 +109,19 @@ def test_a_context_that_was_asked_for_is_kept(folder) -> None:
             model.generate([5] * 7, 1)
 
 
+@pytest.mark.spec("ENG-033")
+def test_a_context_for_all_texts_is_planned_for_a_prompt_that_fills_it(folder) -> None:
+    """And yet a short prompt reads its own experts only."""
+    long = [5 + number % 90 for number in range(64)]
+    with open_model(folder, context=128) as model:
+        ids(model, [5], 1)
+        assert model.counters.reads < RECIPE.layers * RECIPE.experts
+        assert model.plan.plan.prefill_executor == "whole_layer"
+        said = ids(model, long, 4)
+    with open_model(folder) as model:
+        assert ids(model, long, 4) == said
+
+
 @pytest.mark.spec("ENG-042")
 def test_logits_of_a_prompt_are_what_generating_begins_with(folder) -> None:
     with open_model(folder) as model:

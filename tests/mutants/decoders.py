@@ -1,11 +1,13 @@
 """Mutants of chapter 9: mixers, layers, and what a sequence remembers."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from edge0_ref import decoder, kernels
+from edge0_ref.contract import Plan
 from edge0_ref.decoder import ReferenceDecoder, State
 from edge0_ref.functions import softplus
 from edge0_ref.mixers import attention, gated_delta
@@ -196,6 +198,15 @@ def an_observer_that_is_felt(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ReferenceDecoder, "_logits", logits)
 
 
+def small_calls_like_large_ones(patch: pytest.MonkeyPatch) -> None:
+    original = ReferenceDecoder.__init__
+
+    def init(self: ReferenceDecoder, checkpoint: Any, plan: Plan, *others: Any) -> None:
+        original(self, checkpoint, replace(plan, prefill_from=1), *others)
+
+    patch.setattr(ReferenceDecoder, "__init__", init)
+
+
 MUTANTS = {
     the_next_token_embedded: "DEC-002",
     norm_weights_of_raw_checkpoints: "DEC-001",
@@ -223,4 +234,5 @@ MUTANTS = {
     negative_tokens_accepted: "DEC-045",
     bits_that_depend_on_the_chunk: "DEC-040",
     an_observer_that_is_felt: "DEC-048",
+    small_calls_like_large_ones: "DEC-049",
 }

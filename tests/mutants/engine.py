@@ -245,6 +245,15 @@ def logits_of_a_prompt_unplanned(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Model, "_session_for", _session_for)
 
 
+def a_context_planned_for_its_first_prompt(patch: pytest.MonkeyPatch) -> None:
+    original = Model.start_decoder
+
+    def start_decoder(model: Model, prompt_tokens: int, context: int, logits_tokens: int = 0) -> Any:
+        return original(model, 1 if model.settings.context else prompt_tokens, context, logits_tokens)
+
+    patch.setattr(Model, "start_decoder", start_decoder)
+
+
 def kept_prefixes_unplanned(patch: pytest.MonkeyPatch) -> None:
     original = plan.make_plan
 
@@ -302,6 +311,7 @@ MUTANTS = {
     state_of_half_the_context: "ENG-034",
     logits_of_a_prompt_unplanned: "ENG-034",
     slots_for_every_layer_alike: "ENG-035",
+    a_context_planned_for_its_first_prompt: "ENG-033",
     kept_prefixes_unplanned: "ENG-082",
     adapters_planned_as_in_their_file: "ENG-030",
     every_backend_taken_to_widen: "ENG-030",
