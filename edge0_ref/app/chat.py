@@ -136,14 +136,11 @@ def run_chat(chat: Chat, history: Path | None) -> None:
             tell("/help says what there is; Ctrl-D leaves")
         while True:
             try:
-                text = read_message(prompt)
-            except KeyboardInterrupt:
+                respond(chat, read_message(prompt))
+            except KeyboardInterrupt:  # while a line was written, or just before or after an answer
                 print()
-                continue
             except EOFError:
                 break
-            try:
-                respond(chat, text)
             except Edge0Error as error:
                 tell(f"error: {error}")
         if prompt:
