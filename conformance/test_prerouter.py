@@ -137,7 +137,7 @@ def test_predictions_are_handed_over_before_the_next_token(driven: Driven, judge
 
 
 @schedule
-@pytest.mark.spec("PRE-028")
+@pytest.mark.spec("PRE-023", "PRE-028")
 @pytest.mark.parametrize("executor", ["staged", "hot"])
 @examples(0.2)
 @given(tokens=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=12), slots=st.integers(1, 8))
@@ -155,9 +155,12 @@ def test_layers_without_predictions_keep_what_they_use_most(
             for layer, model in followed.items():
                 model.call(watch.values["routing", layer][-1].experts[0].tolist(), set())
                 resident = watch.values["resident", layer][-1]
-                judge.state(set(resident), model.resident, f"resident in layer {layer}, {slots} slots, {tokens}")
+                named = f"resident in layer {layer}, {slots} slots, {tokens}"
+                judge.state(set(resident), model.resident, named, "PRE-028")
             for layer in (1, 2):
-                judge.holds(len(watch.values["resident", layer][-1]) <= 4, "residents", layer, "at most 4")
+                judge.holds(len(watch.values["resident", layer][-1]) <= 4, "residents", layer, "at most 4", "PRE-028")
+        routed = [len(watch.values["router_logits", layer]) for layer in range(4)]
+        judge.state(routed, [len(tokens), 1, 1, len(tokens)], "positions where the router of each layer ran", "PRE-023")
         driven.close()
 
 
