@@ -17,7 +17,7 @@ Text = Annotated[
 TrainBackend = Annotated[str, typer.Option("--backend", help="A backend that claims `train`.")]
 Preloaded = Annotated[str | None, typer.Option(envvar="LD_PRELOAD", hidden=True)]
 
-DEFAULTS = {"heads": (300, 3e-3, 4), "sft": (640, 2e-3, 4), "opd": (16, 2e-4, 8)}  # steps, learning rate, batch
+DEFAULTS = {"heads": (400, 3e-3, 4), "sft": (900, 2e-3, 4), "opd": (12, 2e-4, 8)}  # steps, learning rate, batch
 
 
 @command
@@ -27,13 +27,13 @@ def train(
     teacher: Teacher = None,
     text: Text = None,
     out: Annotated[str | None, typer.Option(metavar="DIR", help="The run's folder; a stopped run goes on.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Default: 300, 640, 16.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Default: 400, 900, 12.")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Default: 3e-3, 2e-3, 2e-4.")] = None,
     batch: Annotated[int | None, typer.Option(help="Sequences a step; default: 4, 4, 8.")] = None,
     window: Annotated[int, typer.Option(help="Tokens of a sequence.")] = 256,
     width: Annotated[int, typer.Option(help="Of a head's hidden layer.")] = 256,
-    rank: Annotated[int, typer.Option(help="Of the LoRA that sft begins; opd goes on with it.")] = 16,
-    alpha: Annotated[float, typer.Option(help="The LoRA counts alpha / rank.")] = 32.0,
+    rank: Annotated[int, typer.Option(help="Of the LoRA that sft begins; opd goes on with it.")] = 32,
+    alpha: Annotated[float, typer.Option(help="The LoRA counts alpha / rank.")] = 64.0,
     first_consumer: Annotated[int, typer.Option(help="The first layer whose routing is predicted.")] = 2,
     start: Annotated[
         str | None, typer.Option(metavar="DIR", help="Adapters to go on from; default: of the stage before.")

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge0_ref.adapters import adapters_of
-from edge0_ref.app import train_files
+from edge0_ref.app import blas, train_files
 from edge0_ref.app.train import open_teacher, run_stage, run_stages
 from edge0_ref.app.train_text import Corpus
 from edge0_ref.checkpoint import Checkpoint
@@ -293,6 +293,20 @@ def test_a_full_disk_is_an_error_that_keeps_the_checkpoint_before(
 def test_a_backend_that_cannot_train_is_refused(job: MakeJob) -> None:
     with pytest.raises(BackendError, match="backend reference does not claim 'train'"):
         run_stage(job(backend="reference"), SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("preloaded", "variable"), [(None, "LD_PRELOAD=/blas.so"), ("a.so", "LD_PRELOAD=a.so:/blas.so")]
+)
+def test_a_command_starts_again_with_one_thread_of_openblas(monkeypatch, preloaded, variable) -> None:
+    started: list[list[str]] = []
+    monkeypatch.setattr(blas, "find_openblas", lambda: Path("/blas.so"))
+    monkeypatch.setattr(blas.platform, "system", lambda: "Linux")
+    blas.restart_with_openblas(["train", "all"], preloaded, pytest.fail, lambda _, words: started.append(words))
+    ((_, *words),) = started
+    assert words[:2] == [variable, "OPENBLAS_NUM_THREADS=1"]
+    assert words[-2:] == ["train", "all"]
+    blas.restart_with_openblas(["train", "all"], "/libopenblas.so", pytest.fail, pytest.fail)
 
 
 def test_the_log_and_the_picture_hold_every_step(job: MakeJob, tmp_path: Path) -> None:
