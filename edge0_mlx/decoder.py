@@ -95,15 +95,7 @@ class MlxDecoder:
         self._decode: dict[int, MlxExecutor] = {}
         self._prefill: dict[int, MlxExecutor] = {}
         try:
-            self._decode = {
-                layer: self._executor(layer, *plan.of_layer(predicted=layer - 1 in adapters.heads))
-                for layer in self._files.stores
-            }
-            kind = plan.prefill_executor
-            same = kind == plan.executor
-            self._prefill = (
-                self._decode if same else {layer: self._executor(layer, kind, plan.slots) for layer in self._decode}
-            )
+            self._decode, self._prefill = plan.executors(self._files.stores, adapters.heads, self._executor)
         except BaseException:
             self.close()
             raise

@@ -6,15 +6,17 @@ patterns; float16 and float32 arrays are themselves.
 Axis names: tokens hidden inner experts k rows cols words groups rank vocab.
 """
 
+from collections.abc import Callable, Collection, Container
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge0_ref.errors import ShapeError
 
+E = TypeVar("E")  # a backend's executors
 Array = NDArray[Any]
 ExecutorKind = Literal["exact", "staged", "hot", "whole_layer"]
 EXECUTOR_KINDS: tuple[ExecutorKind, ...] = ("exact", "staged", "hot", "whole_layer")
@@ -285,3 +287,15 @@ class Plan:
         if predicted or self.on_demand_slots is None:
             return self.executor, self.slots
         return "hot", self.on_demand_slots
+
+    def executors(
+        self, layers: Collection[int], owners: Container[int], make: Callable[[int, ExecutorKind, int], E]
+    ) -> tuple[dict[int, E], dict[int, E]]:
+        """[PRE-028] [DEC-049] By layer: those of decode steps, and those of a prompt's large calls, if of another kind.
+
+        owners: the layers that have heads; make(layer, kind, slots).
+        """
+        decode = {layer: make(layer, *self.of_layer(predicted=layer - 1 in owners)) for layer in layers}
+        if self.prefill_executor == self.executor:
+            return decode, decode
+        return decode, {layer: make(layer, self.prefill_executor, self.slots) for layer in layers}

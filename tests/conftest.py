@@ -22,11 +22,12 @@ settings.load_profile("ci")  # `--hypothesis-profile deep` on the command line o
 
 @contextmanager
 def checks_off() -> Iterator[None]:
+    before = jaxtyping.config.jaxtyping_disable
     jaxtyping.config.update("jaxtyping_disable", True)
     try:
         yield
     finally:
-        jaxtyping.config.update("jaxtyping_disable", False)
+        jaxtyping.config.update("jaxtyping_disable", before)
 
 
 @pytest.fixture

@@ -19,12 +19,16 @@ def find_openblas() -> Path | None:
 
 
 def restart_with_openblas(
-    arguments: list[str], preloaded: str | None, tell: Callable[[str], None], execute: Callable[[str, list[str]], None]
+    arguments: list[str],
+    preloaded: str | None,
+    threads: str,
+    tell: Callable[[str], None],
+    execute: Callable[[str, list[str]], None],
 ) -> None:
     """Start this command again with OpenBLAS preloaded, unless it is, or there is none: then say how to get it.
 
-    With one thread: MLX has its own, and on two cores a second pool beside them makes a step 1.7 times as long. Whoever
-    wants more preloads it themselves. Returns only if there is nothing to do. execute: `os.execv`.
+    Returns only if there is nothing to do. preloaded, threads: `LD_PRELOAD` and `OPENBLAS_NUM_THREADS`; execute:
+    `os.execv`.
     """
     if platform.system() != "Linux" or "openblas" in (preloaded or ""):
         return
@@ -33,5 +37,5 @@ def restart_with_openblas(
         tell("no OpenBLAS found: training will take several times as long; apt-get install libopenblas0-pthread")
         return
     before = f"{preloaded}:" if preloaded else ""
-    variables = [f"LD_PRELOAD={before}{library}", "OPENBLAS_NUM_THREADS=1"]
+    variables = [f"LD_PRELOAD={before}{library}", f"OPENBLAS_NUM_THREADS={threads}"]
     execute("/usr/bin/env", ["env", *variables, sys.executable, "-m", "edge0_ref.app.cli", *arguments])

@@ -16,6 +16,7 @@ Text = Annotated[
 ]
 TrainBackend = Annotated[str, typer.Option("--backend", help="A backend that claims `train`.")]
 Preloaded = Annotated[str | None, typer.Option(envvar="LD_PRELOAD", hidden=True)]
+BlasThreads = Annotated[str, typer.Option(envvar="OPENBLAS_NUM_THREADS", hidden=True)]  # MLX has threads of its own
 
 DEFAULTS = {"heads": (400, 3e-3, 4), "sft": (900, 2e-3, 4), "opd": (12, 2e-4, 8)}  # steps, learning rate, batch
 
@@ -41,6 +42,7 @@ def train(
     seed: Annotated[int, typer.Option(help="The same seed, the same adapters.")] = 0,
     backend: TrainBackend = "mlx",
     preloaded: Preloaded = None,
+    blas_threads: BlasThreads = "1",
 ) -> None:
     """Train prerouter heads, then the recovery LoRA."""
     from edge0_ref.app.blas import restart_with_openblas
@@ -68,7 +70,7 @@ def train(
         )
         for each in stages
     ]
-    restart_with_openblas(sys.argv[1:], preloaded, tell, os.execv)
+    restart_with_openblas(sys.argv[1:], preloaded, blas_threads, tell, os.execv)
     student = locate(model).folder
     job = Job(student, Path(teacher), Path(text), Path(out), backend, tell, None if start is None else Path(start))
     run_stages(job, settings)
@@ -87,6 +89,7 @@ def evaluate(
     backend: TrainBackend = "mlx",
     json: Json = False,
     preloaded: Preloaded = None,
+    blas_threads: BlasThreads = "1",
 ) -> None:
     """Measure text quality in decode mode: bits per byte, agreement, recall of heads, what merging would lose."""
     from edge0_ref.app.blas import restart_with_openblas
@@ -95,7 +98,7 @@ def evaluate(
 
     if text is None:
         raise UsageError("eval wants --text FILE, held-out text")
-    restart_with_openblas(sys.argv[1:], preloaded, tell, os.execv)
+    restart_with_openblas(sys.argv[1:], preloaded, blas_threads, tell, os.execv)
     asked = Question(
         locate(model).folder,
         None if teacher is None else Path(teacher),

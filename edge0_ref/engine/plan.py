@@ -224,14 +224,14 @@ def expert_rows(plan: Plan, sizes: Sizes) -> list[tuple[str, int]]:
             return [(f"experts: 1 buffer x {layers} layers", one_of_each)]
         case "whole_layer":
             return [(f"experts: all x {layers} layers", sizes.all_experts)]
-        case "staged" | "hot" if plan.on_demand_slots is None:
-            return [(f"experts: {plan.slots} slots x {layers} layers", plan.slots * one_of_each)]
         case "staged" | "hot":
-            apart, on_demand = sizes.one_of_each_on_demand, len(sizes.on_demand)
-            return [
-                (f"experts: {plan.slots} slots x {layers - on_demand} layers", plan.slots * (one_of_each - apart)),
-                (f"experts: {plan.on_demand_slots} slots x {on_demand} layers", plan.on_demand_slots * apart),
-            ]
+            rows = []
+            if plan.on_demand_slots is not None:
+                on_demand, of_these = len(sizes.on_demand), sizes.one_of_each_on_demand
+                what = f"experts: {plan.on_demand_slots} slots x {on_demand} layers without predictions"
+                rows.append((what, plan.on_demand_slots * of_these))
+                layers, one_of_each = layers - on_demand, one_of_each - of_these
+            return [(f"experts: {plan.slots} slots x {layers} layers", plan.slots * one_of_each), *rows]
 
 
 def resident_weight_bytes(checkpoint: Checkpoint, reads_as_stored: bool = False) -> int:

@@ -159,6 +159,8 @@ def test_whole_layers_are_for_prompts_that_use_them(request, prompt_tokens) -> N
     whole = plan.prefill_executor == "whole_layer" and plan.executor != "whole_layer"
     chosen = min(request.prompt_tokens, plan.prefill_chunk) * RECIPE.top_k
     assert whole == (request.executor in ("staged", "hot") and chosen >= 4 * RECIPE.experts)
+    if whole:
+        assert (plan.prefill_from - 1) * RECIPE.top_k < 4 * RECIPE.experts <= plan.prefill_from * RECIPE.top_k
 
 
 @pytest.mark.spec("ENG-034")

@@ -1,6 +1,5 @@
 """Prefixes kept from text to text: never another text, never more room than there is, never another model's."""
 
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +13,10 @@ from edge0_ref.app import open_model
 from edge0_ref.app.reuse import FOLDER, choose_reuse, owner_of
 from edge0_ref.backend import ReferenceBackend
 from edge0_ref.contract import Decoder
-from edge0_ref.engine import prefix_files
-from edge0_ref.engine.prefix_files import Owner, PrefixFiles, list_files
-from edge0_ref.engine.prefixes import WORTH_KEEPING, PrefixBudget, Prefixes
+from edge0_ref.engine.prefix_files import Owner, list_files
+from edge0_ref.engine.prefixes import WORTH_KEEPING, PrefixBudget
 from edge0_ref.engine.session import Asked
-from edge0_ref.errors import ReadError, UsageError
+from edge0_ref.errors import UsageError
 from tests.ref.builders import Recipe, build, build_adapters
 from tests.ref.ling import DATA
 
@@ -178,68 +176,12 @@ def owner(model) -> Owner:
 
 
 @pytest.mark.spec("ENG-081")
-@pytest.mark.parametrize("field", ["edge0", "fingerprint", "backend", "top_k"])
-def test_what_another_state_depends_on_is_never_restored(tmp_path, field) -> None:
-    ours, notes = Owner("1", "model", "f", "reference", 2), []
-    other = replace(ours, **{field: 3 if field == "top_k" else "another"})
-    ids = np.array([5, 6], np.int32)
-    assert PrefixFiles(tmp_path, 2**20, ours, notes.append).write(ids, {"a": np.zeros(3)})
-    assert [found.tolist() for found, _ in PrefixFiles(tmp_path, 2**20, ours, notes.append).find()] == [[5, 6]]
-    assert [*PrefixFiles(tmp_path, 2**20, other, notes.append).find()] == []
-    assert notes == []
-
-
-@pytest.mark.spec("ENG-081")
 def test_another_model_or_adapter_has_another_fingerprint(folder, heads, tmp_path) -> None:
     second = build(tmp_path / "second", replace(RECIPE, seed=1))
     scaled = build_adapters(tmp_path / "scaled", RECIPE, [0], {})
     models = [opened(folder), opened(folder, heads), opened(folder, scaled), opened(second)]
     assert len({owner(model).key for model in models}) == len(models)
     assert owner(opened(folder)) == owner(models[0])
-
-
-@pytest.mark.spec("ENG-081")
-@given(data=st.data())
-def test_a_damaged_file_is_dropped_and_said(tmp_path_factory, data) -> None:
-    home, notes = tmp_path_factory.mktemp("damage"), []
-    files = PrefixFiles(home, 2**20, Owner("1", "model", "f", "reference", 2), notes.append)
-    ids, arrays = np.array([5, 6], np.int32), {"a": np.arange(4.0), "logits": np.zeros(2, np.float32)}
-    path = files.write(ids, arrays)
-    whole = path.read_bytes()
-    place = data.draw(st.integers(0, len(whole) - 1))
-    bit = 1 << data.draw(st.integers(0, 7))
-    damaged = data.draw(
-        st.sampled_from([whole[:place], whole[:place] + bytes([whole[place] ^ bit]) + whole[place + 1 :]])
-    )
-    path.write_bytes(damaged)
-    kept = Prefixes(ROOM, int, np.asarray, files, notify=notes.append)._kept
-    try:
-        read = files.read(path, ids)
-    except ReadError as error:
-        notes.append(str(error))
-        read = None
-    if read is not None:
-        # a bit of the header that means nothing, such as the name of the model
-        assert {name: array.tolist() for name, array in read.items()} == {n: a.tolist() for n, a in arrays.items()}
-    else:
-        assert not path.exists()
-        assert len(notes) == 1
-        assert str(path) in notes[0]
-    assert len(kept) <= 1
-
-
-@pytest.mark.spec("ENG-081")
-def test_a_time_that_cannot_be_noted_harms_no_text(tmp_path, monkeypatch) -> None:
-    """As in a folder that belongs to another user, or on a disk that is mounted read-only."""
-    files = PrefixFiles(tmp_path, 2**20, Owner("1", "model", "f", "reference", 2), pytest.fail)
-    ids = np.array([5, 6], np.int32)
-    path = files.write(ids, {"a": np.arange(4.0)})
-
-    def refuse(path: Path) -> None:
-        raise PermissionError(path)
-
-    monkeypatch.setattr(prefix_files.os, "utime", refuse)
-    assert files.read(path, ids)["a"].tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.spec("ENG-081")
@@ -290,19 +232,6 @@ def test_the_least_recently_used_leaves_memory_first_and_then_the_disk(folder, a
         assert in_memory[-1] == 7
         assert told(model, [6, 6, 6], tokens=1)[1] == 2  # from the disk
         assert model.prefixes.memory_bytes <= budget.memory
-
-
-@pytest.mark.spec("ENG-082")
-def test_the_least_recently_used_leaves_the_disk_and_the_newest_never(tmp_path) -> None:
-    files = PrefixFiles(tmp_path, 2**20, Owner("1", "model", "f", "reference", 2), pytest.fail)
-    ids = [np.array([number], np.int32) for number in range(4)]
-    paths = [files.write(each, {"a": np.zeros(3)}) for each in ids[:3]]
-    for used, path in enumerate(paths):
-        os.utime(path, (used, used))
-    files.read(paths[0], ids[0])
-    files.budget = sum(path.stat().st_size for path in paths)
-    paths.append(files.write(ids[3], {"a": np.zeros(3)}))
-    assert {path for path in paths if path.exists()} == {paths[0], paths[2], paths[3]}
 
 
 @pytest.mark.spec("ENG-082")

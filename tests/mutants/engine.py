@@ -231,6 +231,16 @@ def whole_layers_in_the_largest_calls_only(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(plan, "with_whole_layers", whole)
 
 
+def whole_layers_for_small_calls_too(patch: pytest.MonkeyPatch) -> None:
+    original = plan.with_whole_layers
+
+    def whole(made: Any, request: Any, sizes: Any) -> Any:
+        bought = original(made, request, sizes)
+        return made if bought is made else replace(bought, prefill_from=1)
+
+    patch.setattr(plan, "with_whole_layers", whole)
+
+
 def state_of_half_the_context(patch: pytest.MonkeyPatch) -> None:
     original = plan.mixer_state_bytes
     replace_everywhere(patch, original, lambda mixer, context: original(mixer, context // 2))
@@ -308,6 +318,7 @@ MUTANTS = {
     slots_for_one_token: "ENG-032",
     whole_layers_for_short_prompts: "ENG-033",
     whole_layers_in_the_largest_calls_only: "ENG-033",
+    whole_layers_for_small_calls_too: "ENG-033",
     state_of_half_the_context: "ENG-034",
     logits_of_a_prompt_unplanned: "ENG-034",
     slots_for_every_layer_alike: "ENG-035",

@@ -298,15 +298,15 @@ def test_a_backend_that_cannot_train_is_refused(job: MakeJob) -> None:
 @pytest.mark.parametrize(
     ("preloaded", "variable"), [(None, "LD_PRELOAD=/blas.so"), ("a.so", "LD_PRELOAD=a.so:/blas.so")]
 )
-def test_a_command_starts_again_with_one_thread_of_openblas(monkeypatch, preloaded, variable) -> None:
+def test_a_command_starts_again_with_openblas_and_once(monkeypatch, preloaded, variable) -> None:
     started: list[list[str]] = []
     monkeypatch.setattr(blas, "find_openblas", lambda: Path("/blas.so"))
     monkeypatch.setattr(blas.platform, "system", lambda: "Linux")
-    blas.restart_with_openblas(["train", "all"], preloaded, pytest.fail, lambda _, words: started.append(words))
+    blas.restart_with_openblas(["train", "all"], preloaded, "3", pytest.fail, lambda _, words: started.append(words))
     ((_, *words),) = started
-    assert words[:2] == [variable, "OPENBLAS_NUM_THREADS=1"]
+    assert words[:2] == [variable, "OPENBLAS_NUM_THREADS=3"]
     assert words[-2:] == ["train", "all"]
-    blas.restart_with_openblas(["train", "all"], "/libopenblas.so", pytest.fail, pytest.fail)
+    blas.restart_with_openblas(["train", "all"], "/libopenblas.so", "3", pytest.fail, pytest.fail)
 
 
 def test_the_log_and_the_picture_hold_every_step(job: MakeJob, tmp_path: Path) -> None:
