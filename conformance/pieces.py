@@ -4,6 +4,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
+
 from edge0_ref.arithmetic import Arithmetic
 from edge0_ref.functions import l2_normalize
 from edge0_ref.mixers.attention import rotary_angles, rotate_halves
@@ -41,7 +43,7 @@ def with_state(operation: str, inputs: dict[str, Any]) -> dict[str, Any] | None:
     arithmetic = Arithmetic()
     match operation:
         case "conv":
-            y = arithmetic.causal_conv(inputs["x"], inputs["taps"], inputs["state"])
+            y = arithmetic.causal_conv(inputs["x"], np.ascontiguousarray(inputs["taps"].T), inputs["state"])
             return {"y": y, "state": inputs["state"]}
         case "delta_rule":
             parts = (inputs[part] for part in ("q", "k", "v", "beta", "decay", "state"))

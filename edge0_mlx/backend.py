@@ -19,6 +19,7 @@ from edge0_ref.adapters import Adapters
 from edge0_ref.checkpoint import Checkpoint
 from edge0_ref.contract import (
     EXECUTOR_KINDS,
+    READER_THREADS,
     Array,
     Counters,
     ExecutorKind,
@@ -118,7 +119,7 @@ class OwningExecutor:
     def __init__(self, kind: ExecutorKind, store: ExpertStore, slots: int, device: Device) -> None:
         self.counters = Counters()
         self._device, self._evaluations = device, Evaluations(self.counters)
-        self._prefetcher = Prefetcher(threads=2)
+        self._prefetcher = Prefetcher(READER_THREADS)
         self._inner = make_executor(kind, store, slots, self._prefetcher, self.counters, device, self._evaluations)
 
     @property

@@ -42,10 +42,11 @@ READING_ORDER = (
     "decoder",
     "backend",
     "lanes",
+    "fast_kernels",
     "fast_dense",
     "fast_linear",
     "fast_experts",
-    "fast_kernels",
+    "fast_operands",
     "fast_backend",
     # drive: what turns logits into text
     "engine",

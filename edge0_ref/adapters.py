@@ -66,6 +66,11 @@ class Adapters:
         return sum(array.nbytes for array in self.arrays)
 
     @property
+    def lora_bytes(self) -> int:
+        """Of these, the LoRAs'."""
+        return sum(part.nbytes for lora in self.loras.values() for part in (lora.down, lora.up))
+
+    @property
     def widened_bytes(self) -> int:
         """Memory of float32 copies of those that are none."""
         return sum(4 * array.size for array in self.arrays if array.dtype != np.float32)

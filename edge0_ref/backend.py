@@ -10,6 +10,7 @@ from edge0_ref.arithmetic import Arithmetic
 from edge0_ref.checkpoint import Checkpoint
 from edge0_ref.contract import (
     EXECUTOR_KINDS,
+    READER_THREADS,
     Array,
     Counters,
     Executor,
@@ -88,7 +89,7 @@ class OwningExecutor:
         self, kind: ExecutorKind, store: ExpertStore, slots: int, run: RunExperts = Arithmetic.run_experts
     ) -> None:
         self.counters = Counters()
-        self._prefetcher = Prefetcher(threads=2)
+        self._prefetcher = Prefetcher(READER_THREADS)
         self._inner = make_executor(kind, store, slots, self._prefetcher, self.counters, run)
 
     @property

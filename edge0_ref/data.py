@@ -21,6 +21,7 @@ Array = NDArray[Any]
 ExecutorKind = Literal["exact", "staged", "hot", "whole_layer"]
 EXECUTOR_KINDS: tuple[ExecutorKind, ...] = ("exact", "staged", "hot", "whole_layer")
 ReadMode = Literal["mmap", "pread", "direct"]
+READER_THREADS = 4  # reads under way at once: one or two leave a disk idle while their threads wait for a core
 READ_MODES: tuple[ReadMode, ...] = ("mmap", "pread", "direct")
 COEFFICIENT_DTYPES = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(np.uint16))
 GROUP_SIZES = (32, 64, 128)
@@ -276,7 +277,7 @@ class Plan:
     prefill_executor: ExecutorKind = "staged"
     slots: int = 8
     read_mode: ReadMode = "pread"
-    reader_threads: int = 2
+    reader_threads: int = READER_THREADS
     prefill_chunk: int = 256
     context: int = 4096
     on_demand_slots: int | None = None

@@ -49,7 +49,7 @@ from edge0_ref.mixers.norm import rms_norm
 from edge0_ref.moe import GatedMlp, Moe
 from edge0_ref.packed import open_experts
 from edge0_ref.prefetch import Prefetcher
-from edge0_ref.prerouter import build_features, predict, routing_from_prediction, shift
+from edge0_ref.prerouter import build_features, routing_from_prediction, shift
 from edge0_ref.snapshots import State, arrays_of, state_of
 from edge0_ref.weights import Weights
 
@@ -183,13 +183,14 @@ class ReferenceDecoder:
         hidden = embed(self.embedding.weight, np.asarray(tokens))
         self.observe("embedding", -1, hidden)
         consumed, self.state.predicted = self.state.predicted, {}
-        for layer in self.layers:
-            if executors is not self._decode and layer.number in executors:
-                executors[layer.number].prepare(())  # a whole layer is read while its mixer computes
-            with np.errstate(over="ignore", invalid="ignore"):  # routers and logits are checked, and name the place
+        with np.errstate(over="ignore", invalid="ignore"):  # routers and logits are checked, and name the place
+            for layer in self.layers:
+                prefill = None if executors is self._decode else executors.get(layer.number)
+                if prefill is not None:
+                    prefill.prepare(())  # a whole layer is read while its mixer computes
                 hidden = self._run_layer(layer, hidden, consumed.get(layer.number), executors)
-            if executors is not self._decode and layer.number in executors:
-                executors[layer.number].close()  # a layer's prefill memory is the next layer's
+                if prefill is not None:
+                    prefill.close()  # a layer's prefill memory is the next layer's
         self.state.position += len(tokens)
         self._interrupted = False
         return hidden
@@ -243,12 +244,12 @@ class ReferenceDecoder:
         """[PRE-007] Every position predicts from the executed experts; only the newest prediction is kept."""
         before = self.state.executed.get(owner.layer, np.full(routing.experts.shape[1], -1))
         features = build_features(x, routing.experts, shift(routing.experts, before), owner.num_experts)
-        logits = predict(head, features, self.arithmetic.linear)
+        logits = self.arithmetic.predict(head, features)
         consumer = self.layers[owner.layer + 1].mlp
         assert isinstance(consumer, Moe)  # [PRE-012] no adapter with a head for another kind of layer was opened
         self.observe("prediction_logits", consumer.layer, logits)
         try:
-            prediction = routing_from_prediction(logits[-1:], consumer.spec)
+            prediction = routing_from_prediction(logits[-1:], consumer.spec, self.arithmetic.route)
         except NonFiniteError as error:
             raise NonFiniteError(f"layer {owner.layer} predicting for layer {consumer.layer}: {error}") from None
         prediction = self.routing_source(consumer.layer, self.position + 1, prediction)

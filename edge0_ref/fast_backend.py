@@ -1,8 +1,7 @@
 """The `numba` backend: the reference's own decoder, with the arithmetic of the fast kernels in place of its own."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterable, Sequence
+from functools import partial
 from itertools import accumulate, islice
 
 import numba
@@ -11,7 +10,7 @@ from numba.np.ufunc.parallel import get_thread_count
 
 from edge0_ref import fast_dense, fast_experts, fast_kernels, fast_linear, kernels
 from edge0_ref.adapters import Adapters
-from edge0_ref.arithmetic import Arithmetic
+from edge0_ref.arithmetic import Arithmetic, Product
 from edge0_ref.backend import OwningExecutor, ReferenceBackend
 from edge0_ref.checkpoint import Checkpoint
 from edge0_ref.contract import (
@@ -25,63 +24,38 @@ from edge0_ref.contract import (
     Plan,
     PrerouterHead,
     QuantizedMatrix,
+    RouterSpec,
+    Routing,
+    SoftmaxTopK,
 )
 from edge0_ref.decoder import ReferenceDecoder
-from edge0_ref.errors import ShapeError
 from edge0_ref.executors.bank import Bank, Uses
-from edge0_ref.lanes import BFLOAT16, FLOAT16, FLOAT32, WIDTH
-from edge0_ref.prerouter import predict
+from edge0_ref.fast_operands import (
+    Layer,
+    Stacked,
+    activations,
+    aligned,
+    as_words,
+    can_be_stacked,
+    form_of,
+    places_of,
+)
+from edge0_ref.router import route
 
-WORD_KINDS = {np.dtype(np.uint16): BFLOAT16, np.dtype(np.float16): FLOAT16, np.dtype(np.float32): FLOAT32}
 SMALL_WORK = 2**19  # multiplications; sharing out fewer takes longer than doing them
 JOBS = 32  # experts of one kernel call: a decoded token's all, a part of a prompt's
-NOTHING = np.empty(0, np.uint16)
 KERNELS = (
     fast_linear.linear_quantized,
     fast_dense.linear_dense,
+    fast_dense.predict,
     fast_experts.run_experts,
+    fast_kernels.softmax_top_k,
+    fast_kernels.swiglu,
+    fast_kernels.silu,
     fast_kernels.causal_conv,
     fast_kernels.delta_rule,
     fast_kernels.causal_attention,
 )
-
-
-def as_words(values: Array) -> tuple[Array, int]:
-    """Numbers as flat 16-bit words and the kind of number they are; the memory is shared where it can be."""
-    if not values.flags.writeable:
-        values = values.copy()  # compiled code has one type for arrays, and it may write to them
-    return np.ascontiguousarray(values).reshape(-1).view(np.uint16), WORD_KINDS[values.dtype]
-
-
-def activations(x: Array, cols: int, rows: int) -> Array:
-    """x as kernels take it. Raises ShapeError."""
-    if x.ndim != 2 or x.shape[1] != cols:
-        raise ShapeError(f"linear: activations {x.shape} against a weight of [{rows}, {cols}]")
-    x = np.ascontiguousarray(x, np.float32)
-    return x if x.flags.writeable else x.copy()
-
-
-def aligned(numbers: int) -> Array:
-    """Scratch memory that starts with a cache line: sixteen lanes that straddle two cost two reads."""
-    raw = np.empty(numbers + WIDTH, np.float32)
-    start = -(raw.ctypes.data // raw.itemsize) % WIDTH
-    return raw[start : start + numbers]
-
-
-def operands(matrix: QuantizedMatrix) -> tuple[Array, Array, Array, Array]:
-    """Codes as bytes, scales and biases as words, and what kernels call the form of a matrix."""
-    packed = matrix.codes if matrix.codes.flags.writeable else matrix.codes.copy()
-    (scales, kind), (biases, _) = as_words(matrix.scales), as_words(matrix.biases)
-    return packed, scales, biases, np.array([kind, matrix.bits, matrix.group_size])
-
-
-@dataclass(frozen=True, eq=False)
-class StoredMatrix(QuantizedMatrix):
-    """A resident matrix, ready to be multiplied."""
-
-    @cached_property
-    def operands(self) -> tuple[Array, Array, Array, Array]:
-        return operands(self)
 
 
 class FastArithmetic(Arithmetic):
@@ -104,30 +78,37 @@ class FastArithmetic(Arithmetic):
     def _share(self, multiplications: int) -> None:
         """Let the next kernel use all threads, or this one alone where that is faster."""
         wanted = 1 if multiplications < SMALL_WORK else self.threads
-        if wanted != self._sharing:  # asking Numba takes microseconds
+        if wanted != self._sharing:  # asking Numba takes a microsecond
             numba.set_num_threads(wanted)
             self._sharing = wanted
 
     def stored(self, weight: QuantizedMatrix | Array) -> QuantizedMatrix | Array:
         """As it is: kernels read numbers of every kind."""
-        if not isinstance(weight, QuantizedMatrix):
-            return weight
-        return StoredMatrix(weight.packed, weight.scales, weight.biases, weight.bits, weight.group_size)
+        return weight
+
+    def product(self, layers: Sequence[Layer]) -> Product:
+        if not can_be_stacked(layers):
+            products = [partial(self.linear, weight=weight, lora=lora) for weight, lora in layers]
+            return lambda x: [product(x) for product in products]
+        stacked = Stacked(layers)
+
+        def multiply(x: Array) -> list[Array]:
+            y = self._multiply(x, stacked)
+            return [y[:, place] for place in stacked.places]
+
+        return multiply
 
     def linear(self, x: Array, weight: QuantizedMatrix | Array, lora: Lora | None = None) -> Array:
         if not isinstance(weight, QuantizedMatrix):
             return self._dense(x, weight, lora)
-        x = activations(x, weight.cols, weight.rows)
-        matrix = weight.operands if isinstance(weight, StoredMatrix) else operands(weight)
-        down = up = NOTHING
-        kind, rank, scale = FLOAT32, 0, np.float32(0)
-        if lora is not None:
-            (down, kind), (up, _) = as_words(lora.down), as_words(lora.up)
-            rank, scale = lora.down.shape[0], np.float32(lora.scale)
-        work = self._room(fast_linear.linear_room(x.shape[0], x.shape[1], weight.group_size, rank))
-        y = np.empty((x.shape[0], weight.rows), np.float32)
-        self._share(x.size * weight.rows)
-        fast_linear.linear_quantized(x, *matrix, down, up, kind, rank, scale, work, y)
+        return self._multiply(x, Stacked([(weight, lora)]))
+
+    def _multiply(self, x: Array, stacked: Stacked) -> Array:
+        x = activations(x, stacked.cols, stacked.rows)
+        work = self._room(fast_linear.linear_room(x.shape[0], x.shape[1], stacked.group_size, stacked.rank))
+        y = np.empty((x.shape[0], stacked.rows), np.float32)
+        self._share(x.size * stacked.rows)
+        fast_linear.linear_quantized(x, *stacked.operands, work, y)
         return y
 
     def _dense(self, x: Array, weight: Array, lora: Lora | None = None) -> Array:
@@ -140,6 +121,35 @@ class FastArithmetic(Arithmetic):
             return y
         update: Array = np.float32(lora.scale) * self._dense(self._dense(x, lora.down), lora.up)
         return y + update
+
+    def route(self, logits: Array, spec: RouterSpec) -> Routing:
+        """[RTR-001] Compiled for the family of most models. What has no order is refused where the reference does."""
+        if not isinstance(spec, SoftmaxTopK) or spec.top_k > logits.shape[1]:
+            return route(logits, spec)
+        experts = np.empty((logits.shape[0], spec.top_k), np.int64)
+        weights = np.empty(experts.shape, np.float32)
+        known = activations(logits, *logits.shape[::-1])
+        return Routing(experts, weights) if fast_kernels.softmax_top_k(known, experts, weights) else route(logits, spec)
+
+    def predict(self, head: PrerouterHead, features: Array) -> Array:
+        tokens, (width, cols), experts = features.shape[0], head.fc1.shape, head.linear.shape[0]
+        features = activations(features, cols, width)
+        (linear, first), (fc1, second), (fc2, third) = map(as_words, (head.linear, head.fc1, head.fc2))
+        hidden, learned, y = (np.empty((tokens, size), np.float32) for size in (width, experts, experts))
+        self._share(features.size * (width + experts))
+        fast_dense.predict(features, linear, fc1, fc2, np.array([first, second, third]), hidden, learned, y)
+        return y
+
+    def swiglu(self, gate: Array, up: Array) -> Array:
+        y = np.empty(gate.shape, np.float32)
+        gate, up = np.ascontiguousarray(gate), np.ascontiguousarray(up)
+        fast_kernels.swiglu(gate.reshape(-1), up.reshape(-1), y.reshape(-1))
+        return y
+
+    def silu(self, x: Array) -> Array:
+        y = np.empty(x.shape, np.float32)
+        fast_kernels.silu(np.ascontiguousarray(x).reshape(-1), y.reshape(-1))
+        return y
 
     def causal_conv(self, x: Array, taps: Array, state: Array) -> Array:
         y = np.empty_like(x)
@@ -178,25 +188,11 @@ class FastArithmetic(Arithmetic):
         work = self._room(fast_experts.experts_room(len(tokens), layout.hidden, layout.inner, layout.group_size))
         y = np.empty((len(tokens), layout.hidden), np.float32)
         self._share(3 * y.size * layout.inner)
-        words = memory.reshape(-1).view(np.uint16)
+        flat = memory.reshape(-1)
+        words = flat.view(np.uint16)
         x = activations(x, layout.hidden, layout.inner)
-        fast_experts.run_experts(x, np.array(tokens), memory, words, slots, starts, places, form, work, layout.inner, y)
+        fast_experts.run_experts(x, np.array(tokens), flat, words, slots, starts, places, form, work, layout.inner, y)
         outputs[tokens, ranks] = y
-
-
-def form_of(layout: ExpertLayout) -> Array:
-    return np.array([WORD_KINDS[layout.numpy_coefficient], layout.bits, layout.group_size])
-
-
-def places_of(layout: ExpertLayout) -> Array:
-    """Where gate, up and down lie in a slot: codes in bytes, scales and biases in numbers; last, the slot's size."""
-    size = layout.numpy_coefficient.itemsize
-    offsets = {(name, part): offset for name, part, _, offset, _ in layout.pieces()}
-    places = [
-        (offsets[name, "weight"], offsets[name, "scales"] // size, offsets[name, "biases"] // size)
-        for name, _, _ in layout.matrix_shapes
-    ]
-    return np.array([*places, (layout.nbytes, layout.nbytes // size, 0)])
 
 
 class NumbaBackend(ReferenceBackend):
@@ -218,8 +214,11 @@ class NumbaBackend(ReferenceBackend):
     def linear(self, x: Array, weight: QuantizedMatrix | Array, lora: Lora | None = None) -> Array:
         return self._arithmetic.linear(x, weight, lora)
 
+    def route(self, logits: Array, spec: RouterSpec) -> Routing:
+        return self._arithmetic.route(logits, spec)
+
     def predict(self, head: PrerouterHead, features: Array) -> Array:
-        return predict(head, features, self._arithmetic.linear)
+        return self._arithmetic.predict(head, features)
 
     def executor(self, kind: ExecutorKind, store: ExpertStore, slots: int) -> Executor[Array]:
         return OwningExecutor(kind, store, slots, FastArithmetic(self._arithmetic.threads).run_experts)

@@ -3,10 +3,10 @@
 from typing import no_type_check
 
 import numba
-import numpy as np
 from numba import prange
 
 from edge0_ref.fast_dense import ROWS
+from edge0_ref.fast_kernels import swiglu
 from edge0_ref.fast_linear import arrange_token, linear_room, quantized_rows, room, room_for_arranged
 
 
@@ -35,9 +35,17 @@ def gate_and_up_rows(task, blocks, bank, words, slots, starts, places, form, tur
     job, block = task // blocks, task % blocks
     expert_rows(0, block, job, bank, words, slots, starts, places, form, turned, sums, gate)
     expert_rows(1, block, job, bank, words, slots, starts, places, form, turned, sums, inner)
+    top, end = block * ROWS, min((block + 1) * ROWS, gate.shape[1])
     for t in range(starts[job], starts[job + 1]):
-        for r in range(block * ROWS, min((block + 1) * ROWS, gate.shape[1])):
-            inner[t, r] *= gate[t, r] / (np.float32(1) + np.exp(-gate[t, r]))
+        swiglu(gate[t, top:end], inner[t, top:end], inner[t, top:end])
+
+
+@numba.njit(cache=True, nogil=True)
+@no_type_check
+def copy_row(rows, source, target):
+    """As a loop: assigning whole rows compiles for seconds."""
+    for c in range(rows.shape[1]):
+        rows[target, c] = rows[source, c]
 
 
 @numba.njit(cache=True, nogil=True, parallel=True)
@@ -56,7 +64,8 @@ def run_experts(x, tokens, bank, words, slots, starts, places, form, work, inner
     inner_blocks, blocks = (inner.shape[1] + ROWS - 1) // ROWS, (y.shape[1] + ROWS - 1) // ROWS
     for p in range(positions):
         if p > 0 and tokens[p] == tokens[p - 1]:  # a single token meets all its experts
-            turned[p], sums[p] = turned[p - 1], sums[p - 1]
+            copy_row(turned, p - 1, p)
+            copy_row(sums, p - 1, p)
         else:
             arrange_token(x, tokens[p], form[1], form[2], turned, sums, p)
     for task in prange(jobs * inner_blocks):

@@ -11,7 +11,66 @@ import numba
 import numpy as np
 from numba import prange
 
+WHOLE = np.float32(1.5 * 2**23)  # float32 near it are whole numbers
 FREE = {"reassoc", "contract", "nsz", "arcp"}  # NaN and infinity stay what they are: they are looked for later
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+@no_type_check
+def exponential(x):
+    """exp(x) of one float32, to 2 ulp from -87 to 88 and held to the ends' values beyond, in a form that vectorises.
+
+    x = n log 2 + r with |r| <= log(2) / 2; n is rounded by adding a number so large that no fraction is left. log 2
+    comes in two parts (Cody and Waite), the first so short that n times it is exact. Taylor's series to r^7 is off by
+    less than 6e-9 of exp(r). 2^n is put together from its bits.
+    """
+    x = min(max(x, np.float32(-87)), np.float32(88))
+    n = (x * np.float32(1.4426950408889634) + WHOLE) - WHOLE
+    r = (x - n * np.float32(0.693359375)) + n * np.float32(2.12194440e-4)
+    series = np.float32(1 / 5040)
+    for inverse in (1 / 720, 1 / 120, 1 / 24, 1 / 6, 1 / 2, 1.0, 1.0):
+        series = series * r + np.float32(inverse)
+    return series * np.int32((np.int32(n) + np.int32(127)) << np.int32(23)).view(np.float32)
+
+
+@numba.njit(cache=True, nogil=True, fastmath={"contract"}, error_model="numpy")
+@no_type_check
+def swiglu(gate, up, y):
+    """[EXE-003] gate / (1 + exp(-gate)) * up of flat arrays."""
+    for i in range(gate.shape[0]):
+        y[i] = gate[i] / (np.float32(1) + exponential(-gate[i])) * up[i]
+
+
+@numba.njit(cache=True, nogil=True, fastmath={"contract"}, error_model="numpy")
+@no_type_check
+def silu(x, y):
+    """x / (1 + exp(-x)) of flat arrays."""
+    for i in range(x.shape[0]):
+        y[i] = x[i] / (np.float32(1) + exponential(-x[i]))
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+@no_type_check
+def softmax_top_k(logits, experts, weights):
+    """[RTR-003] [RTR-011] As `router.top_k` and `router.softmax`; False for a logit that has no order."""
+    left, powers = np.empty(logits.shape[1], np.float32), np.empty(experts.shape[1], np.float64)
+    for t in range(logits.shape[0]):
+        for e in range(logits.shape[1]):
+            if not math.isfinite(logits[t, e]):
+                return False
+            left[e] = logits[t, e]
+        total = 0.0
+        for j in range(experts.shape[1]):
+            best = 0
+            for e in range(logits.shape[1]):
+                if left[e] > left[best]:  # of equal ones the first is kept
+                    best = e
+            experts[t, j], left[best] = best, -np.inf
+            powers[j] = math.exp(np.float64(logits[t, best]) - np.float64(logits[t, experts[t, 0]]))
+            total += powers[j]
+        for j in range(experts.shape[1]):
+            weights[t, j] = powers[j] / total
+    return True
 
 
 @numba.njit(cache=True, nogil=True, fastmath=FREE)
@@ -21,10 +80,10 @@ def causal_conv(x, taps, state, y):
     history, channels = state.shape
     for t in range(x.shape[0]):
         for c in range(channels):
-            total = taps[c, history] * x[t, c]
-            for j in range(history):
-                total += taps[c, j] * state[j, c]
-            y[t, c] = total
+            y[t, c] = taps[history, c] * x[t, c]
+        for j in range(history):
+            for c in range(channels):
+                y[t, c] += taps[j, c] * state[j, c]
         for j in range(history - 1):
             for c in range(channels):
                 state[j, c] = state[j + 1, c]

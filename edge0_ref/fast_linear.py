@@ -18,7 +18,7 @@ import numba
 import numpy as np
 from numba import prange
 
-from edge0_ref.fast_dense import ROWS, add_dense_rows, numbers
+from edge0_ref.fast_dense import dense_rows, numbers
 from edge0_ref.lanes import (
     BFLOAT16,
     WIDTH,
@@ -33,6 +33,7 @@ from edge0_ref.lanes import (
     number,
     quarters,
     spread,
+    store,
     total,
     zeros,
 )
@@ -238,38 +239,64 @@ def quantized_rows(packed, code, scales, scale, biases, bias, form, turned, sums
 @numba.njit(cache=True, nogil=True)
 @no_type_check
 def prepare_token(x, t, form, turned, sums, down, lora_kind, low):
-    """What all rows share of token t: its arrangement, and what the LoRA makes of it, low[t] = A x[t]."""
+    """What all rows share of token t: its arrangement, and what the LoRAs make of it, low[t] = A x[t]."""
     arrange_token(x, t, form[1], form[2], turned, sums, t)
-    low[t, :] = 0
-    add_dense_rows(down, lora_kind, x, t, np.float32(1), 0, low.shape[1], low)
+    dense_rows(down, lora_kind, x, t, 0, 0, low.shape[1], low)
 
 
 @numba.njit(cache=True, nogil=True)
 @no_type_check
-def linear_block(block, packed, scales, biases, form, turned, sums, up, lora_kind, lora_scale, low, y):
-    """ROWS rows for every token, each with its own row of the LoRA added."""
-    top, end = block * ROWS, min((block + 1) * ROWS, y.shape[1])
-    quantized_rows(packed, 0, scales, 0, biases, 0, form, turned, sums, 0, y.shape[0], top, end, y)
-    if low.shape[1] > 0:
+def add_update(up, start, rows, kind, low, at, rank, factor, t, top, end, y):
+    """y[t, r] += factor * (B A x)[r] for top <= r < end, A x being low[at .. at + rank - 1].
+
+    B is read by columns, sixteen rows at a time: rank is small, and a row's few numbers are not worth a sum of lanes.
+    Number [r, k] of B is up[start + k * rows + r].
+    """
+    flat, place = low.reshape(-1), t * y.shape[1]
+    whole = top + (end - top) // WIDTH * WIDTH
+    for r in range(top, whole, WIDTH):
+        update = zeros()
+        for k in range(rank):
+            update = multiply_add(numbers(up, start + k * rows + r, kind), spread(flat[at + k]), update)
+        store(y, place + r, multiply_add(update, spread(factor), load(y, place + r)))
+    for r in range(whole, end):
+        update = np.float32(0)
+        for k in range(rank):
+            update += number(up, start + k * rows + r, kind) * flat[at + k]
+        y[t, r] += update * factor
+
+
+@numba.njit(cache=True, nogil=True)
+@no_type_check
+def linear_task(task, parts, packed, scales, biases, form, turned, sums, up, lora_kind, factors, low, y):
+    """A few rows of one part for every token, each with its own row of the part's LoRA added."""
+    part, top, end = task[0], task[1], task[2]
+    zero = np.int64(0)  # as a literal it would be a type of its own, and all rows compiled again
+    quantized_rows(packed, zero, scales, zero, biases, zero, form, turned, sums, zero, y.shape[0], top, end, y)
+    rank, before, start, rows = parts[part, 0], parts[part, 1], parts[part, 2], parts[part, 3]
+    if rank > 0:
         for t in range(y.shape[0]):
-            add_dense_rows(up, lora_kind, low, t, lora_scale, top, end, y)
+            at = t * low.shape[1] + before
+            add_update(up, start, rows, lora_kind, low, at, rank, factors[part], t, top, end, y)
 
 
 @numba.njit(cache=True, nogil=True, parallel=True)
 @no_type_check
-def linear_quantized(x, packed, scales, biases, form, down, up, lora_kind, rank, lora_scale, work, y):
-    """[DEQ-010] [LOR-001] y = W x + lora_scale * B (A x), float32 throughout.
+def linear_quantized(x, packed, scales, biases, form, tasks, parts, down, up, lora_kind, factors, work, y):
+    """[DEQ-010] [LOR-001] y = W x + factor * B (A x), float32 throughout; W may be parts, one below the other.
 
     x [tokens, cols], y [tokens, rows]; packed: bytes; scales, biases, down, up: 16-bit words, flat;
-    form: [kind of the coefficients, bits, group size]; work: room for `linear_room` numbers.
+    form: [kind of the coefficients, bits, group size]; tasks [.., 3]: part, first row, last row + 1;
+    parts [.., 4]: rank of the part's LoRA, ranks of those before it, where row 0 of W would be in `up`, rows;
+    factors: one a part; work: room for `linear_room` numbers.
     """
     turned, sums, rest = room_for_arranged(work, x.shape[0], x.shape[1], form[2])
-    low = room(rest, x.shape[0], rank)
+    low = room(rest, x.shape[0], parts[-1, 0] + parts[-1, 1])
     if x.shape[0] < FEW:
         for t in range(x.shape[0]):
             prepare_token(x, t, form, turned, sums, down, lora_kind, low)
     else:
         for t in prange(x.shape[0]):
-            prepare_token(x, t, form, turned, sums, down, lora_kind, low)
-    for block in prange((y.shape[1] + ROWS - 1) // ROWS):
-        linear_block(block, packed, scales, biases, form, turned, sums, up, lora_kind, lora_scale, low, y)
+            prepare_token(x, np.int64(t), form, turned, sums, down, lora_kind, low)
+    for i in prange(tasks.shape[0]):
+        linear_task(tasks[i], parts, packed, scales, biases, form, turned, sums, up, lora_kind, factors, low, y)

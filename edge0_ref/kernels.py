@@ -149,7 +149,7 @@ def l2_normalize(x, scale, epsilon, y):
 @numba.njit(cache=True, nogil=True)
 @no_type_check
 def causal_conv(x, taps, state, y):
-    """[DEC-020] Depthwise causal convolution; taps [channels, kernel], the last tap meets the newest row.
+    """[DEC-020] Depthwise causal convolution; taps [kernel, channels], the last tap meets the newest row.
 
     state [kernel - 1, channels] holds the raw rows before x [tokens, channels] and is advanced past it. The sum over
     taps runs from the oldest row to the newest.
@@ -157,10 +157,10 @@ def causal_conv(x, taps, state, y):
     history = state.shape[0]
     for t in range(x.shape[0]):
         for c in range(x.shape[1]):
-            total = np.float64(taps[c, history]) * np.float64(x[t, c])
+            total = np.float64(taps[history, c]) * np.float64(x[t, c])
             older = 0.0
             for j in range(history):
-                older += np.float64(taps[c, j]) * np.float64(state[j, c])
+                older += np.float64(taps[j, c]) * np.float64(state[j, c])
             y[t, c] = older + total
         for j in range(history - 1):
             for c in range(x.shape[1]):

@@ -8,8 +8,7 @@ from jaxtyping import Float32
 from edge0_ref.config import MoeConfig
 from edge0_ref.contract import RouterSpec, Routing, SigmoidGroup
 from edge0_ref.errors import NonFiniteError
-from edge0_ref.functions import sigmoid, swiglu
-from edge0_ref.router import route
+from edge0_ref.functions import sigmoid
 from edge0_ref.weights import Weights
 
 Activations = Float32[np.ndarray, "tokens hidden"]
@@ -19,17 +18,20 @@ class GatedMlp:
     """[DEC-055] down(silu(gate x) * (up x)) of resident weights: a shared expert, or the whole of a dense layer."""
 
     def __init__(self, weights: Weights, path: str) -> None:
-        self.gate, self.up, self.down = (weights.linear(f"{path}.{name}_proj") for name in ("gate", "up", "down"))
+        self.arithmetic = weights.arithmetic
+        self.gate_up = weights.joined(f"{path}.gate_proj", f"{path}.up_proj")
+        self.down = weights.linear(f"{path}.down_proj")
 
     def __call__(self, x: Activations) -> Activations:
-        return self.down(swiglu(self.gate(x), self.up(x)))
+        gate, up = self.gate_up(x)
+        return self.down(self.arithmetic.swiglu(gate, up))
 
 
 class Moe:
     """[DEC-030] One layer's router and shared expert; the routed experts belong to the executor."""
 
     def __init__(self, weights: Weights, layer: int, path: str, config: MoeConfig, top_k: int) -> None:
-        self.layer, self.num_experts = layer, config.num_experts
+        self.layer, self.num_experts, self.arithmetic = layer, config.num_experts, weights.arithmetic
         self.spec: RouterSpec = replace(config.router, top_k=top_k)
         if isinstance(self.spec, SigmoidGroup) and config.expert_bias:
             self.spec = replace(self.spec, expert_bias=weights.vector(f"{path}.gate.expert_bias"))
@@ -43,7 +45,7 @@ class Moe:
     def route(self, logits: Float32[np.ndarray, "tokens experts"]) -> Routing:
         """Raises NonFiniteError, naming the layer."""
         try:
-            return route(logits, self.spec)
+            return self.arithmetic.route(logits, self.spec)
         except NonFiniteError as error:
             raise NonFiniteError(f"layer {self.layer}: {error}") from None
 

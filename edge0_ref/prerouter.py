@@ -19,19 +19,13 @@ from edge0_ref.router import route
 
 
 def predict(
-    head: PrerouterHead,
-    features: Float32[np.ndarray, "tokens features"],
-    multiply: Callable[[Array, Array], Array] | None = None,
+    head: PrerouterHead, features: Float32[np.ndarray, "tokens features"]
 ) -> Float32[np.ndarray, "tokens experts"]:
-    """[PRE-001] logits = linear f + fc2 gelu(fc1 f), the two parts added in float64 and rounded once.
-
-    multiply: x, weight -> x weight^T, if not as the reference does.
-    """
+    """[PRE-001] logits = linear f + fc2 gelu(fc1 f), the two parts added in float64 and rounded once."""
     if features.shape[1] != head.fc1.shape[1]:
         raise ShapeError(f"prerouter: {features.shape[1]} features, the head takes {head.fc1.shape[1]}")
-    multiply = multiply or linear
-    direct = multiply(features, head.linear)
-    learned = multiply(gelu(multiply(features, head.fc1)), head.fc2)
+    direct = linear(features, head.linear)
+    learned = linear(gelu(linear(features, head.fc1)), head.fc2)
     logits: Float32[np.ndarray, "tokens experts"] = (direct.astype(np.float64) + learned).astype(np.float32)
     return logits
 
@@ -69,6 +63,13 @@ def build_features(
     return np.concatenate([hidden, k_hot(executed, num_experts), k_hot(executed_before, num_experts)], axis=1)
 
 
-def routing_from_prediction(logits: Float32[np.ndarray, "tokens experts"], spec: RouterSpec) -> Routing:
-    """[PRE-006] The prediction *is* the routing: the family's own rule on the head's logits, without expert bias."""
-    return route(logits, replace(spec, expert_bias=None) if isinstance(spec, SigmoidGroup) else spec)
+def routing_from_prediction(
+    logits: Float32[np.ndarray, "tokens experts"],
+    spec: RouterSpec,
+    choose: Callable[[Array, RouterSpec], Routing] | None = None,
+) -> Routing:
+    """[PRE-006] The prediction *is* the routing: the family's own rule on the head's logits, without expert bias.
+
+    choose: what carries out the rule, if not `route`.
+    """
+    return (choose or route)(logits, replace(spec, expert_bias=None) if isinstance(spec, SigmoidGroup) else spec)

@@ -1,12 +1,14 @@
 """Resident weights: what stays in memory for the whole run, each linear layer with its LoRA beside it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from jaxtyping import Float32
 
 from edge0_ref.adapters import Adapters
-from edge0_ref.arithmetic import Arithmetic
+from edge0_ref.arithmetic import Arithmetic, Product
 from edge0_ref.bits import widen
 from edge0_ref.checkpoint import Checkpoint
 from edge0_ref.contract import Array, Lora, PrerouterHead, QuantizedMatrix
@@ -22,8 +24,22 @@ class Linear:
     lora: Lora | None = None
     arithmetic: Arithmetic = field(default_factory=Arithmetic)
 
+    @cached_property
+    def _product(self) -> Product:
+        return self.arithmetic.product([(self.weight, self.lora)])
+
     def __call__(self, x: Float32[np.ndarray, "tokens cols"]) -> Float32[np.ndarray, "tokens rows"]:
-        return self.arithmetic.linear(x, self.weight, self.lora)
+        return self._product(x)[0]
+
+
+class Joined:
+    """Linear layers of the same input, which arithmetic may multiply as one."""
+
+    def __init__(self, parts: Sequence[Linear]) -> None:
+        self._product = parts[0].arithmetic.product([(part.weight, part.lora) for part in parts])
+
+    def __call__(self, x: Float32[np.ndarray, "tokens cols"]) -> list[Float32[np.ndarray, "tokens rows"]]:
+        return self._product(x)
 
 
 @dataclass(frozen=True)
@@ -39,6 +55,9 @@ class Weights:
         if lora is not None:
             lora = Lora(self._stored(lora.down), self._stored(lora.up), lora.scale)
         return Linear(weight, lora, self.arithmetic)
+
+    def joined(self, *modules: str) -> Joined:
+        return Joined([self.linear(module) for module in modules])
 
     def head(self, owner: int) -> PrerouterHead | None:
         """The prerouter head of a layer, if an adapter brought one."""

@@ -56,7 +56,7 @@ ADDED = {
     "router.py": {"choose", "exp"},
     "experts.py": {"Places", "run_experts"},
     "executors/exact.py": {"Held", "bank_slots", "CallGraph"},
-    "weights.py": {"Joined", "joined"},
+    "weights.py": {"joined"},
     "mixers/attention.py": {"cos_and_sin"},
     "mixers/gated_delta.py": {"rows_of", "query_and_key_scales"},
     "mixers/mla.py": {"per_head"},

@@ -25,6 +25,7 @@ from edge0_ref.config import ModelConfig
 from edge0_ref.contract import (
     EXECUTOR_KINDS,
     READ_MODES,
+    READER_THREADS,
     Array,
     Backend,
     Counters,
@@ -59,7 +60,7 @@ def open_model(
     slots: int | None = None,
     read_mode: str | None = None,
     packed: Path | str | None = None,
-    reader_threads: int = 2,
+    reader_threads: int = READER_THREADS,
     context: int | None = None,
     reuse: PrefixBudget | None = None,
     observe: Observe | None = None,

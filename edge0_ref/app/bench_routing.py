@@ -43,8 +43,9 @@ class SimulatedRouting:
     """
 
     def __init__(self, rule: RoutingRule, pool: Mapping[int, int], first: int, seed: int, *, in_turn: bool) -> None:
-        self.rule, self.pool, self.first, self.seed, self.in_turn = rule, pool, first, seed, in_turn
+        self.rule, self.pool, self.first, self.in_turn = rule, pool, first, in_turn
         self._chosen: dict[int, list[Int64[np.ndarray, " k"]]] = {}
+        self._draws = {layer: np.random.default_rng([seed, layer]) for layer in pool}
 
     def __call__(self, layer: int, position: int, routing: Routing) -> Routing:
         if position < self.first:
@@ -61,7 +62,7 @@ class SimulatedRouting:
             raise UsageError(f"routing {self.rule.name}: K = {k} of {count} experts of layer {layer}")
         if self.in_turn and token * k < count:
             return (np.arange(k) + token * k) % count
-        draws = np.random.default_rng([self.seed, layer, token])
+        draws = self._draws[layer]
         if before is None or self.rule.reuse is None:
             return draws.permutation(count)[:k].astype(np.int64)
         kept = before[draws.random(k) < self.rule.reuse]

@@ -25,14 +25,13 @@ from edge0_ref.app.read_mode import file_system, machine_bytes, write_measured
 from edge0_ref.app.synth import expert_layout, model_files
 from edge0_ref.checkpoint import Checkpoint
 from edge0_ref.config import ModelConfig
-from edge0_ref.contract import READ_MODES, ExpertLayout, ReadMode
+from edge0_ref.contract import READ_MODES, READER_THREADS, ExpertLayout, ReadMode
 from edge0_ref.errors import ReadError
 from edge0_ref.expert_store import find_experts
 from edge0_ref.inventory import open_checkpoint
 from edge0_ref.packed import stride_of
 
-DEPTHS = (1, 2, 4)
-ENGINE_DEPTH = 2  # reader threads of a plan
+DEPTHS = (1, 2, READER_THREADS)
 ENOUGH_BYTES = 2**29  # a file to measure on: more than half a second of reading
 EXPECTED = 0.9  # of a limit
 REUSE = 0.45  # of a token's experts were the last token's, at best, in trained models
@@ -165,7 +164,7 @@ def rates_of(reads: BlockReads, mode: ReadMode) -> Mapping[int, float] | str:
 
 def best_mode(disk: Rates) -> ReadMode:
     """[STO-046] The fastest at the depth the engine uses; direct if it is as good as any: it needs no page cache."""
-    rates = {mode: rates[ENGINE_DEPTH] for mode in READ_MODES if not isinstance(rates := disk[mode], str)}
+    rates = {mode: rates[READER_THREADS] for mode in READ_MODES if not isinstance(rates := disk[mode], str)}
     if not rates:
         raise ReadError(f"no read mode works: {'; '.join(str(why) for why in disk.values())}")
     fastest = max(rates, key=lambda mode: rates[mode])

@@ -11,7 +11,7 @@ from math import prod
 from edge0_ref.adapters import Adapters
 from edge0_ref.checkpoint import Checkpoint
 from edge0_ref.config import AttentionConfig, GatedDeltaConfig, KdaConfig, MixerConfig, MlaConfig, ModelConfig
-from edge0_ref.contract import ExecutorKind, Plan, ReadMode
+from edge0_ref.contract import READER_THREADS, ExecutorKind, Plan, ReadMode
 from edge0_ref.engine.memory import size_text
 from edge0_ref.errors import BudgetError, UsageError
 from edge0_ref.expert_store import find_experts
@@ -39,7 +39,7 @@ class Request:
     executor: ExecutorKind = "staged"
     slots: int | None = None
     read_mode: ReadMode = "pread"
-    reader_threads: int = 2
+    reader_threads: int = READER_THREADS
     prefix_bytes: int = 0
     reads_as_stored: bool = False
 
@@ -122,12 +122,12 @@ def make_plan(checkpoint: Checkpoint, adapters: Adapters, request: Request, proc
     BudgetError, naming a budget that works; UsageError for a context the model does not have.
     """
     config, sizes = checkpoint.config, sizes_of(checkpoint, request.reads_as_stored, adapters.heads)
-    widened = 0 if request.reads_as_stored else adapters.widened_bytes
+    copies = adapters.lora_bytes if request.reads_as_stored else adapters.widened_bytes  # as kernels take them
     if request.context > config.max_context:
         raise UsageError(f"context of {request.context} tokens; this model has {config.max_context}")
 
     def priced(plan: Plan) -> MemoryPlan:
-        rows = [("process as it is", process_bytes - adapters.nbytes), ("adapters", adapters.nbytes + widened)]
+        rows = [("process as it is", process_bytes - adapters.nbytes), ("adapters", adapters.nbytes + copies)]
         rows += [*cost_rows(config, sizes, plan), ("kept prefixes", request.prefix_bytes)]
         logits = 2 * 4 * config.vocab_size * request.logits_tokens  # call by call, then joined
         rows.append((f"logits of {request.logits_tokens} tokens", logits))

@@ -65,8 +65,8 @@ class Attention:
 
     def __init__(self, weights: Weights, path: str, config: AttentionConfig, epsilon: float) -> None:
         self.config, self.epsilon, self.arithmetic = config, epsilon, weights.arithmetic
-        self.q_proj, self.k_proj = weights.linear(f"{path}.q_proj"), weights.linear(f"{path}.k_proj")
-        self.v_proj, self.o_proj = weights.linear(f"{path}.v_proj"), weights.linear(f"{path}.o_proj")
+        self.qkv_proj = weights.joined(*(f"{path}.{name}_proj" for name in "qkv"))
+        self.o_proj = weights.linear(f"{path}.o_proj")
         self.q_norm, self.k_norm = weights.vector(f"{path}.q_norm.weight"), weights.vector(f"{path}.k_norm.weight")
 
     def new_state(self) -> KeyValueCache:
@@ -77,12 +77,13 @@ class Attention:
         config, tokens = self.config, x.shape[0]
         first = cache.length
         angles = rotary_angles(np.arange(first, first + tokens), config.rotary_size, config.rope_theta)
+        raw, keys, values = self.qkv_proj(x)
         # q_proj interleaves: each head's query, then the gate of its output
-        queries = self.q_proj(x).reshape(tokens, config.heads, 2, config.head_size)
+        queries = raw.reshape(tokens, config.heads, 2, config.head_size)
         q = self._normalized(queries[:, :, 0], self.q_norm, angles)
         gate = queries[:, :, 1].reshape(tokens, -1)
-        k = self._normalized(self.k_proj(x).reshape(tokens, config.kv_heads, -1), self.k_norm, angles)
-        cache.append(k, self.v_proj(x).reshape(tokens, config.kv_heads, -1))
+        k = self._normalized(keys.reshape(tokens, config.kv_heads, -1), self.k_norm, angles)
+        cache.append(k, values.reshape(tokens, config.kv_heads, -1))
         scale, size = config.head_size**-0.5, config.head_size
         attended = self.arithmetic.causal_attention(q, cache.keys, cache.values, first, scale, size)
         return self.o_proj(attended.reshape(tokens, -1) * sigmoid(gate))

@@ -10,7 +10,7 @@ from jaxtyping import Float32
 
 from edge0_ref.config import GatedDeltaConfig
 from edge0_ref.contract import Array
-from edge0_ref.functions import l2_normalize, sigmoid, silu, softplus
+from edge0_ref.functions import l2_normalize, sigmoid, softplus
 from edge0_ref.mixers.norm import rms_norm
 from edge0_ref.weights import Weights
 
@@ -40,36 +40,36 @@ class GatedDelta:
 
     def __init__(self, weights: Weights, path: str, config: GatedDeltaConfig, epsilon: float) -> None:
         self.config, self.epsilon, self.arithmetic = config, epsilon, weights.arithmetic
-        self.in_proj_qkv, self.in_proj_z = weights.linear(f"{path}.in_proj_qkv"), weights.linear(f"{path}.in_proj_z")
-        self.in_proj_a, self.in_proj_b = weights.linear(f"{path}.in_proj_a"), weights.linear(f"{path}.in_proj_b")
+        self.in_proj = weights.joined(*(f"{path}.in_proj_{name}" for name in ("qkv", "z", "a", "b")))
         self.out_proj = weights.linear(f"{path}.out_proj")
-        self.taps = np.ascontiguousarray(weights.vector(f"{path}.conv1d.weight")[:, :, 0])
+        self.taps = np.ascontiguousarray(weights.vector(f"{path}.conv1d.weight")[:, :, 0].T)
         self.a_log, self.dt_bias = weights.vector(f"{path}.A_log"), weights.vector(f"{path}.dt_bias")
         self.norm = weights.vector(f"{path}.norm.weight")
 
     def new_state(self) -> DeltaState:
         config = self.config
-        conv = np.zeros((config.conv_kernel - 1, self.taps.shape[0]), np.float32)
+        conv = np.zeros((config.conv_kernel - 1, self.taps.shape[1]), np.float32)
         return DeltaState(conv, np.zeros((config.value_heads, config.value_size, config.key_size), np.float32))
 
     def __call__(self, x: Activations, state: DeltaState) -> Activations:
         config, tokens = self.config, x.shape[0]
-        q, k, v = self._convolved(x, state)
+        raw, z, a, b = self.in_proj(x)
+        q, k, v = self._convolved(raw, state)
         q = l2_normalize(q, config.key_size**-0.5, L2_EPSILON)
         k = l2_normalize(k, 1.0, L2_EPSILON)
-        beta = sigmoid(self.in_proj_b(x))
-        decay = decay_of(self.in_proj_a(x), self.a_log, self.dt_bias)
+        beta, decay = sigmoid(b), decay_of(a, self.a_log, self.dt_bias)
         per_channel = np.repeat(decay[:, :, None], config.key_size, axis=2)
         y = self.arithmetic.delta_rule(q, k, v, beta, per_channel, state.memory)
-        gate = silu(self.in_proj_z(x))
-        return self.out_proj(rms_norm(y, self.norm, self.epsilon).reshape(tokens, -1) * gate)
+        normed = rms_norm(y, self.norm, self.epsilon).reshape(tokens, -1)
+        return self.out_proj(normed * self.arithmetic.silu(z))
 
-    def _convolved(self, x: Activations, state: DeltaState) -> tuple[Array, Array, Array]:
-        """[DEC-020] Project, convolve, silu; split into q, k [tokens, key_heads, key_size] and v."""
-        config, tokens = self.config, x.shape[0]
-        mixed = self.arithmetic.causal_conv(self.in_proj_qkv(x), self.taps, state.conv)
+    def _convolved(self, raw: Array, state: DeltaState) -> tuple[Array, Array, Array]:
+        """[DEC-020] Convolve, silu; split into q, k [tokens, key_heads, key_size] and v."""
+        config, tokens = self.config, raw.shape[0]
+        mixed = self.arithmetic.causal_conv(raw, self.taps, state.conv)
         keys = config.key_heads * config.key_size
-        q, k, v = np.split(silu(mixed), [keys, 2 * keys], axis=1)
+        mixed = self.arithmetic.silu(mixed)
+        q, k, v = mixed[:, :keys], mixed[:, keys : 2 * keys], mixed[:, 2 * keys :]
         by_key = (tokens, config.key_heads, config.key_size)
         values = v.reshape(tokens, config.value_heads, config.value_size)
         return q.reshape(by_key), k.reshape(by_key), np.ascontiguousarray(values)

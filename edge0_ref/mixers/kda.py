@@ -8,7 +8,7 @@ from jaxtyping import Float32
 
 from edge0_ref.config import KdaConfig
 from edge0_ref.contract import Array
-from edge0_ref.functions import l2_normalize, sigmoid, silu
+from edge0_ref.functions import l2_normalize, sigmoid
 from edge0_ref.mixers.gated_delta import L2_EPSILON, DeltaState
 from edge0_ref.mixers.norm import rms_norm
 from edge0_ref.weights import Weights
@@ -38,11 +38,10 @@ class Kda:
 
     def __init__(self, weights: Weights, path: str, config: KdaConfig, epsilon: float) -> None:
         self.config, self.epsilon, self.arithmetic = config, epsilon, weights.arithmetic
-        self.qkv = [weights.linear(f"{path}.{name}_proj") for name in ("q", "k", "v")]
-        self.f_proj, self.b_proj = weights.linear(f"{path}.f_proj"), weights.linear(f"{path}.b_proj")
-        self.g_proj, self.o_proj = weights.linear(f"{path}.g_proj"), weights.linear(f"{path}.o_proj")
+        self.in_proj = weights.joined(*(f"{path}.{name}_proj" for name in "qkvfbg"))
+        self.o_proj = weights.linear(f"{path}.o_proj")
         self.taps = np.concatenate(
-            [weights.vector(f"{path}.{name}_conv1d.weight")[:, :, 0] for name in ("q", "k", "v")]
+            [weights.vector(f"{path}.{name}_conv1d.weight")[:, :, 0].T for name in "qkv"], axis=1
         )
         self.a_log = weights.vector(f"{path}.A_log")
         self.dt_bias = weights.vector(f"{path}.dt_bias").reshape(config.heads, config.head_size)
@@ -50,22 +49,22 @@ class Kda:
 
     def new_state(self) -> DeltaState:
         config = self.config
-        conv = np.zeros((config.conv_kernel - 1, self.taps.shape[0]), np.float32)
+        conv = np.zeros((config.conv_kernel - 1, self.taps.shape[1]), np.float32)
         return DeltaState(conv, np.zeros((config.heads, config.head_size, config.head_size), np.float32))
 
     def __call__(self, x: Activations, state: DeltaState) -> Activations:
         config, tokens = self.config, x.shape[0]
-        q, k, v = self._convolved(x, state)
+        *raw, f, b, g = self.in_proj(x)
+        q, k, v = self._convolved(np.concatenate(raw, axis=1), state)
         q = l2_normalize(q, config.head_size**-0.5, L2_EPSILON)
         k = l2_normalize(k, 1.0, L2_EPSILON)
-        decay = channel_decay(self.f_proj(x).reshape(v.shape), self.a_log, self.dt_bias, config.lower_bound)
-        y = self.arithmetic.delta_rule(q, k, v, sigmoid(self.b_proj(x)), decay, state.memory)
-        return self.o_proj(rms_norm(y, self.o_norm, self.epsilon).reshape(tokens, -1) * sigmoid(self.g_proj(x)))
+        decay = channel_decay(f.reshape(v.shape), self.a_log, self.dt_bias, config.lower_bound)
+        y = self.arithmetic.delta_rule(q, k, v, sigmoid(b), decay, state.memory)
+        return self.o_proj(rms_norm(y, self.o_norm, self.epsilon).reshape(tokens, -1) * sigmoid(g))
 
-    def _convolved(self, x: Activations, state: DeltaState) -> tuple[Array, Array, Array]:
-        """[DEC-050] Project, convolve, silu: q, k, v, each [tokens, heads, head_size]."""
-        raw = np.concatenate([project(x) for project in self.qkv], axis=1)
+    def _convolved(self, raw: Array, state: DeltaState) -> tuple[Array, Array, Array]:
+        """[DEC-050] Convolve, silu: q, k, v, each [tokens, heads, head_size]."""
         mixed = self.arithmetic.causal_conv(raw, self.taps, state.conv)
-        by_head = silu(mixed).reshape(x.shape[0], 3, self.config.heads, self.config.head_size)
+        by_head = self.arithmetic.silu(mixed).reshape(raw.shape[0], 3, self.config.heads, self.config.head_size)
         q, k, v = (np.ascontiguousarray(by_head[:, part]) for part in range(3))
         return q, k, v

@@ -102,9 +102,8 @@ class Mla:
 
     def __init__(self, weights: Weights, path: str, config: MlaConfig, epsilon: float) -> None:
         self.config, self.epsilon = config, epsilon
-        self.q_a_proj, self.q_b_proj = weights.linear(f"{path}.q_a_proj"), weights.linear(f"{path}.q_b_proj")
-        self.kv_a_proj = weights.linear(f"{path}.kv_a_proj_with_mqa")
-        self.g_proj, self.dense = weights.linear(f"{path}.g_proj"), weights.linear(f"{path}.dense")
+        self.in_proj = weights.joined(*(f"{path}.{name}" for name in ("q_a_proj", "kv_a_proj_with_mqa", "g_proj")))
+        self.q_b_proj, self.dense = weights.linear(f"{path}.q_b_proj"), weights.linear(f"{path}.dense")
         self.q_norm = weights.vector(f"{path}.q_a_layernorm.weight")
         self.latent_norm = weights.vector(f"{path}.kv_a_layernorm.weight")
         kv_b = weights.dense(f"{path}.kv_b_proj").reshape(config.heads, -1, config.latent_size)
@@ -117,11 +116,12 @@ class Mla:
     def __call__(self, x: Activations, cache: LatentCache) -> Activations:
         config, tokens, first = self.config, x.shape[0], cache.length
         angles = rotary_angles(np.arange(first, first + tokens), config.rotary_size, config.rope_theta)
-        queries = self.q_b_proj(rms_norm(self.q_a_proj(x), self.q_norm, self.epsilon)).reshape(tokens, config.heads, -1)
+        q_a, kv_a, gate = self.in_proj(x)
+        queries = self.q_b_proj(rms_norm(q_a, self.q_norm, self.epsilon)).reshape(tokens, config.heads, -1)
         q, q_rotary = np.split(queries, [config.key_size], axis=-1)
-        latent, key = np.split(self.kv_a_proj(x), [config.latent_size], axis=-1)
+        latent, key = np.split(kv_a, [config.latent_size], axis=-1)
         latent = rms_norm(latent, self.latent_norm, self.epsilon)
         cache.append(np.concatenate([latent, rotate_pairs(key[:, None], angles)[:, 0]], axis=-1))
         attended = self.reader.absorbed(q, rotate_pairs(q_rotary, angles), cache.rows[: cache.length], first)
-        gated = attended * sigmoid(self.g_proj(x))[:, :, None]
+        gated = attended * sigmoid(gate)[:, :, None]
         return self.dense(gated.reshape(tokens, -1))

@@ -12,7 +12,7 @@ from edge0_ref.app.presets import PRESETS
 from edge0_ref.app.probes import BlockReads
 from edge0_ref.app.read_mode import MEASURED, default_read_mode, file_system, measured_mode, write_measured
 from edge0_ref.checkpoint import Checkpoint
-from edge0_ref.contract import READ_MODES, ReadMode
+from edge0_ref.contract import READ_MODES, READER_THREADS, ReadMode
 from edge0_ref.engine.memory import resident_bytes
 from edge0_ref.errors import ReadError
 from edge0_ref.inventory import open_checkpoint
@@ -34,7 +34,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the command line keeps what it measured; and a doctor who is quick."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(doctor, "ENOUGH_BYTES", 2**22)
-    monkeypatch.setattr(doctor, "DEPTHS", (1, 2))
+    monkeypatch.setattr(doctor, "DEPTHS", (1, READER_THREADS))
     return tmp_path / "cache" / "edge0"
 
 
@@ -138,10 +138,10 @@ def test_a_mode_that_is_refused_is_not_the_default(
 
 @pytest.mark.spec("STO-046")
 def test_the_best_mode_is_the_fastest_or_direct_where_it_is_as_fast() -> None:
-    slow, fast = {1: 1.0, 2: 1.0}, {1: 1.0, 2: 2.0}
+    slow, fast = {1: 1.0, READER_THREADS: 1.0}, {1: 1.0, READER_THREADS: 2.0}
     assert best_mode({"mmap": slow, "pread": fast, "direct": slow}) == "pread"
     assert best_mode({"mmap": fast, "pread": slow, "direct": "refused"}) == "mmap"
-    assert best_mode({"mmap": fast, "pread": fast, "direct": {1: 0.1, 2: 1.95}}) == "direct"
+    assert best_mode({"mmap": fast, "pread": fast, "direct": {1: 0.1, READER_THREADS: 1.95}}) == "direct"
     with pytest.raises(ReadError, match="no read mode works"):
         best_mode({"mmap": "a", "pread": "b", "direct": "c"})
 

@@ -59,14 +59,15 @@ def linear_case(arithmetic: FastArithmetic, rows: int, cols: int, tokens: int) -
     """Bytes a round moves, and a round: matrices one after the other."""
     rng = np.random.default_rng(rows)
     nbytes = rows * cols // 2 + rows * cols // 64 * 4
-    matrices = [arithmetic.stored(random_matrix(rng, rows, cols)) for _ in range(max(1, TOTAL_BYTES // nbytes))]
+    count = max(1, TOTAL_BYTES // nbytes)
+    products = [arithmetic.product([(random_matrix(rng, rows, cols), None)]) for _ in range(count)]
     x = rng.normal(size=(tokens, cols)).astype(np.float32)
 
     def round_of_all() -> None:
-        for matrix in matrices:
-            arithmetic.linear(x, matrix)
+        for product in products:
+            product(x)
 
-    return nbytes * len(matrices), round_of_all
+    return nbytes * len(products), round_of_all
 
 
 def experts_case(arithmetic: FastArithmetic) -> tuple[int, Callable[[], None]]:
@@ -113,9 +114,9 @@ def kernel_figures(threads: int) -> Iterator[dict[str, object]]:
 def many_tokens(threads: int) -> dict[str, object]:
     """One matrix and a prompt of 256: billions of multiplications and additions a second."""
     arithmetic, (rows, cols) = FastArithmetic(threads), LINEARS["in_proj_qkv 8192 x 2048"]
-    matrix = arithmetic.stored(random_matrix(np.random.default_rng(1), rows, cols))
+    product = arithmetic.product([(random_matrix(np.random.default_rng(1), rows, cols), None)])
     x = np.random.default_rng(2).normal(size=(256, cols)).astype(np.float32)
-    rates = [2e-9 * rows * cols * 256 / seconds(lambda: arithmetic.linear(x, matrix)) for _ in range(ROUNDS)]
+    rates = [2e-9 * rows * cols * 256 / seconds(lambda: product(x)) for _ in range(ROUNDS)]
     return {"kernel": "in_proj_qkv, 256 tokens", "gflop_s": round(statistics.median(rates), 1)}
 
 

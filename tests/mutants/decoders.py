@@ -83,7 +83,7 @@ def attention_sees_one_token_less(patch: pytest.MonkeyPatch) -> None:
 
 def conv_taps_reversed(patch: pytest.MonkeyPatch) -> None:
     original = kernels.causal_conv
-    patch.setattr(kernels, "causal_conv", lambda x, taps, s, y: original(x, np.ascontiguousarray(taps[:, ::-1]), s, y))
+    patch.setattr(kernels, "causal_conv", lambda x, taps, s, y: original(x, np.ascontiguousarray(taps[::-1]), s, y))
 
 
 def conv_state_lost_between_calls(patch: pytest.MonkeyPatch) -> None:

@@ -69,7 +69,7 @@ def latent_keys_and_values_swapped(patch: pytest.MonkeyPatch) -> None:
 
 
 def dense_layers_without_silu(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(GatedMlp, "__call__", lambda layer, x: layer.down(layer.gate(x) * layer.up(x)))
+    patch.setattr(GatedMlp, "__call__", lambda layer, x: layer.down(np.prod(layer.gate_up(x), axis=0)))
 
 
 def expert_bias_forgotten(patch: pytest.MonkeyPatch) -> None:

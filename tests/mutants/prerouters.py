@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge0_ref import backend, decoder, prerouter
+from edge0_ref import arithmetic, backend, decoder, prerouter
 from edge0_ref.contract import Plan, Routing
 from edge0_ref.decoder import ReferenceDecoder, State
 from edge0_ref.executors.staged import StagedExecutor
@@ -104,16 +104,16 @@ def a_prediction_consumed_one_step_late(patch: pytest.MonkeyPatch) -> None:
 def the_first_position_of_a_chunk_predicts(patch: pytest.MonkeyPatch) -> None:
     original = prerouter.predict
 
-    def predict(head: Any, features: np.ndarray, *multiply: Any) -> np.ndarray:
-        logits = original(head, features, *multiply)
+    def predict(head: Any, features: np.ndarray) -> np.ndarray:
+        logits = original(head, features)
         return np.repeat(logits[:1], len(logits), axis=0)
 
-    patch.setattr(decoder, "predict", predict)
+    patch.setattr(arithmetic, "predict", predict)
 
 
 def the_worst_predicted_are_consumed(patch: pytest.MonkeyPatch) -> None:
     original = prerouter.routing_from_prediction
-    patch.setattr(decoder, "routing_from_prediction", lambda logits, spec: original(-logits, spec))
+    patch.setattr(decoder, "routing_from_prediction", lambda logits, *rule: original(-logits, *rule))
 
 
 def the_router_runs_all_the_same(patch: pytest.MonkeyPatch) -> None:

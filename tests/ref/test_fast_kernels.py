@@ -13,13 +13,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge0_ref import fast_backend, fast_linear, lanes
+from edge0_ref import fast_backend, fast_linear, fast_operands, lanes
 from edge0_ref.app import embedded_model
 from edge0_ref.arithmetic import Arithmetic
 from edge0_ref.backend import ReferenceBackend
 from edge0_ref.bits import narrow, widen
-from edge0_ref.contract import EXECUTOR_KINDS, ExpertLayout, Lora, Plan, QuantizedMatrix, Routing
+from edge0_ref.contract import (
+    EXECUTOR_KINDS,
+    ExpertLayout,
+    Lora,
+    Plan,
+    PrerouterHead,
+    QuantizedMatrix,
+    Routing,
+    SoftmaxTopK,
+)
 from edge0_ref.dequant import dequantize
+from edge0_ref.errors import NonFiniteError
 from edge0_ref.executors.bank import Bank
 from edge0_ref.fast_backend import FastArithmetic, NumbaBackend
 from edge0_ref.inventory import open_checkpoint
@@ -110,7 +120,7 @@ def test_compiled_lanes_equal_their_own_source_to_the_bit(seed: int, index: int)
 
 @compiled
 def test_scratch_memory_starts_with_a_cache_line() -> None:
-    assert all(fast_backend.aligned(numbers).ctypes.data % 64 == 0 for numbers in range(1, 2000, 37))
+    assert all(fast_operands.aligned(numbers).ctypes.data % 64 == 0 for numbers in range(1, 2000, 37))
 
 
 # linear layers
@@ -164,6 +174,39 @@ def test_a_token_among_many_has_the_bits_it_has_alone(
         assert together == bits_of(FastArithmetic(1).linear(x[t : t + 1], weight, beside) for t in range(tokens))
 
 
+LAYERS = st.lists(st.tuples(st.integers(1, 70), FORMS, st.integers(0, 5)), min_size=1, max_size=4)
+
+
+@pytest.mark.spec("DEQ-010", "LOR-001")
+@FEW
+@given(seed=SEEDS, layers=LAYERS, alike=st.booleans(), tokens=st.integers(1, 5))
+def test_layers_of_one_input_have_the_bits_each_has_alone(
+    arithmetic: FastArithmetic, seed: int, layers: list[tuple[int, tuple[int, int, str], int]], alike: bool, tokens: int
+) -> None:
+    rng, cols = np.random.default_rng(seed), 128
+    given: list[tuple[QuantizedMatrix | np.ndarray, Lora | None]] = []
+    for rows, form, rank in layers:
+        bits, size, dtype = layers[0][1] if alike else form
+        kind = DTYPES[layers[0][1][2]]
+        lora = Lora(narrow(draw(rng, rank, cols), kind), narrow(draw(rng, rows, rank), kind), 1.5) if rank else None
+        given.append((random_matrix(rng, rows, cols // size, (bits, size, dtype)), lora))
+    if not alike:
+        given.append((draw(rng, 33, cols), None))
+    x = draw(rng, tokens, cols)
+    together = arithmetic.product(given)(x)
+    alone = [arithmetic.linear(x, weight, lora) for weight, lora in given]
+    assert [y.tobytes() for y in together] == [y.tobytes() for y in alone]
+
+
+@pytest.mark.spec("LOR-001")
+def test_a_lora_whose_parts_are_of_two_dtypes_is_what_its_numbers_are() -> None:
+    rng = np.random.default_rng(0)
+    matrix, x = random_matrix(rng, 40, 2, (4, 64, "bfloat16")), draw(rng, 2, 128)
+    down, up = narrow(draw(rng, 3, 128), np.dtype(np.uint16)), narrow(draw(rng, 40, 3), np.dtype(np.float16))
+    wide = FastArithmetic(1).linear(x, matrix, Lora(widen(down), widen(up), 0.5))
+    assert FastArithmetic(1).linear(x, matrix, Lora(down, up, 0.5)).tobytes() == wide.tobytes()
+
+
 def test_a_result_is_nobodys_scratch_memory_and_no_argument_is_written() -> None:
     rng = np.random.default_rng(0)
     arithmetic, matrix, x = FastArithmetic(1), random_matrix(rng, 40, 2, (4, 64, "bfloat16")), draw(rng, 2, 128)
@@ -173,6 +216,56 @@ def test_a_result_is_nobodys_scratch_memory_and_no_argument_is_written() -> None
     kept = first.copy()
     arithmetic.linear(-x, matrix)
     assert first.tobytes() == kept.tobytes()
+
+
+# routers, heads, and functions of one number
+
+
+@pytest.mark.spec("RTR-003", "RTR-011")
+@FEW
+@given(seed=SEEDS, tokens=st.integers(1, 4), experts=st.integers(1, 40), levels=st.integers(1, 50), data=st.data())
+def test_a_softmax_router_chooses_as_the_reference_does(
+    seed: int, tokens: int, experts: int, levels: int, data: st.DataObject
+) -> None:
+    """Few levels: many logits are equal, zeros of both signs among them."""
+    rng, spec = np.random.default_rng(seed), SoftmaxTopK(data.draw(st.integers(1, experts)))
+    logits = (rng.integers(-levels, levels, (tokens, experts)) * rng.choice([-1.5, 1.5])).astype(np.float32)
+    got, wanted = (made.route(logits, spec) for made in (FastArithmetic(1), Arithmetic()))
+    assert np.array_equal(got.experts, wanted.experts)
+    assert np.allclose(got.weights, wanted.weights, rtol=2 * U, atol=0)
+    logits[-1, data.draw(st.integers(0, experts - 1))] = data.draw(st.sampled_from([np.nan, np.inf, -np.inf]))
+    for made in (FastArithmetic(1), Arithmetic()):
+        with pytest.raises(NonFiniteError, match=f"token {tokens - 1}"):
+            made.route(logits, spec)
+
+
+@pytest.mark.spec("PRE-001")
+@FEW
+@given(seed=SEEDS, dtype=st.sampled_from(sorted(DTYPES)), tokens=st.integers(1, 5), width=st.integers(1, 70))
+def test_a_head_says_what_the_references_says_for_each_token_alone(
+    arithmetic: FastArithmetic, seed: int, dtype: str, tokens: int, width: int
+) -> None:
+    rng, shapes = np.random.default_rng(seed), ((width, 45), (37, width), (37, 45))
+    head = PrerouterHead(*(narrow(draw(rng, *shape) * shape[1] ** -0.5, DTYPES[dtype]) for shape in shapes))
+    features = draw(rng, tokens, 45)
+    got, wanted = arithmetic.predict(head, features), Arithmetic().predict(head, features)
+    assert np.linalg.norm(got - wanted) <= 2 * (45 + width) * U * np.linalg.norm(wanted)
+    assert got.tobytes() == bits_of(FastArithmetic(1).predict(head, features[t : t + 1]) for t in range(tokens))
+
+
+@pytest.mark.spec("EXE-003")
+def test_silu_errs_by_a_few_roundings_wherever_the_exponential_is_a_normal_number() -> None:
+    """Beyond, where float32 has 1 + exp(-x) or nothing, what is left out is smaller than any normal number."""
+    arithmetic, reference = FastArithmetic(1), Arithmetic()
+    x = np.concatenate([np.linspace(-87, 200, 100_001), np.geomspace(1e-30, 1, 1001)]).astype(np.float32)
+    wanted = reference.silu(x)
+    assert within(arithmetic.silu(x), wanted, 6 * U * np.abs(wanted))
+    up = np.roll(x, 1)
+    wanted = reference.swiglu(x, up)
+    assert within(arithmetic.swiglu(x, up), wanted, 7 * U * np.abs(wanted))
+    low = np.array([-88, -100, -1e4], np.float32)
+    assert (np.abs(arithmetic.silu(low)) < 1e-33).all()
+    assert np.isnan(arithmetic.silu(np.array([np.nan], np.float32))).all()
 
 
 # experts
@@ -215,7 +308,7 @@ def mixer_calls(rng: np.random.Generator, tokens: int) -> list[tuple[str, Callab
     """Each with a state of its own that goes on from call to call; a slice says which tokens."""
     q, k, v = draw(rng, tokens, 2, 21), draw(rng, tokens, 2, 21), draw(rng, tokens, 4, 5)
     beta, decay = rng.random((tokens, 4), np.float32), rng.random((tokens, 4, 21), np.float32)
-    memory, x, taps, history = draw(rng, 4, 5, 21), draw(rng, tokens, 19), draw(rng, 19, 4), draw(rng, 3, 19)
+    memory, x, taps, history = draw(rng, 4, 5, 21), draw(rng, tokens, 19), draw(rng, 4, 19), draw(rng, 3, 19)
     heads, keys, values = draw(rng, tokens, 4, 21), draw(rng, tokens + 3, 2, 21), draw(rng, tokens + 3, 2, 30)
     return [
         ("delta_rule", lambda a, s: a.delta_rule(q[s] / 5, k[s] / 5, v[s], beta[s], decay[s], memory)),

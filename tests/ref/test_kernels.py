@@ -67,7 +67,7 @@ def arguments(name: str, draw: Draw, t: int, n: int, h: int) -> list[Any]:
         case "l2_normalize":
             return [draw(t, n), 0.25, 1e-6, empty(t, n)]
         case "causal_conv":
-            return [draw(t, n), draw(n, h + 1), draw(h, n), empty(t, n)]
+            return [draw(t, n), draw(h + 1, n), draw(h, n), empty(t, n)]
         case "delta_rule":
             q, k = draw(t, h, n), draw(t, h, n)
             return [q, k, draw(t, 2 * h, 3), draw(t, 2 * h), draw(t, 2 * h, n), draw(2 * h, 3, n), empty(t, 2 * h, 3)]
