@@ -24,7 +24,7 @@ from edge0_ref.training import Batches, TrainSettings
 
 CLIP = 1.0  # of the gradient's norm
 FIRST_STEPS = 20  # over which the learning rate rises
-ROUTING_SHARE = 0.1  # of a consumer's routing loss in the second stage
+ROUTING_SHARE = 0.2  # of a consumer's routing loss in the second stage
 BLOCK = 4  # batches of texts that the teacher writes at once
 
 

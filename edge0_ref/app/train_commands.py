@@ -18,7 +18,7 @@ TrainBackend = Annotated[str, typer.Option("--backend", help="A backend that cla
 Preloaded = Annotated[str | None, typer.Option(envvar="LD_PRELOAD", hidden=True)]
 BlasThreads = Annotated[str, typer.Option(envvar="OPENBLAS_NUM_THREADS", hidden=True)]  # MLX has threads of its own
 
-DEFAULTS = {"heads": (400, 3e-3, 4), "sft": (900, 2e-3, 4), "opd": (12, 2e-4, 8)}  # steps, learning rate, batch
+DEFAULTS = {"heads": (400, 1e-2, 4), "sft": (560, 2e-3, 4), "opd": (12, 2e-4, 8)}  # steps, learning rate, batch
 
 
 @command
@@ -28,8 +28,8 @@ def train(
     teacher: Teacher = None,
     text: Text = None,
     out: Annotated[str | None, typer.Option(metavar="DIR", help="The run's folder; a stopped run goes on.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Default: 400, 900, 12.")] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="Default: 3e-3, 2e-3, 2e-4.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Default: 400, 560, 12.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Default: 1e-2, 2e-3, 2e-4.")] = None,
     batch: Annotated[int | None, typer.Option(help="Sequences a step; default: 4, 4, 8.")] = None,
     window: Annotated[int, typer.Option(help="Tokens of a sequence.")] = 256,
     width: Annotated[int, typer.Option(help="Of a head's hidden layer.")] = 256,

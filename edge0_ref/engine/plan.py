@@ -29,7 +29,8 @@ class Request:
 
     memory: bytes for the whole process; context: tokens of one text; prompt_tokens: of the longest prompt;
     logits_tokens: of a prompt all of whose logits are wanted; prefix_bytes: for states kept between texts;
-    reads_as_stored: the backend's weights and adapters stay what they are in files, instead of float32.
+    reads_as_stored: the backend's weights and adapters stay what they are in files, instead of float32; LoRAs are there
+    twice, as they were read and as its kernels take them.
     """
 
     context: int
