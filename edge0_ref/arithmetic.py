@@ -48,7 +48,7 @@ class Arithmetic:
         self, head: PrerouterHead, features: Float32[np.ndarray, "tokens features"]
     ) -> Float32[np.ndarray, "tokens experts"]:
         """[PRE-001] A head's logits."""
-        return predict(head, features)
+        return predict(head, features, self.linear)
 
     def swiglu(self, gate: Float32[np.ndarray, "..."], up: Float32[np.ndarray, "..."]) -> Float32[np.ndarray, "..."]:
         """[EXE-003] silu(gate) * up."""

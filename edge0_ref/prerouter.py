@@ -19,13 +19,19 @@ from edge0_ref.router import route
 
 
 def predict(
-    head: PrerouterHead, features: Float32[np.ndarray, "tokens features"]
+    head: PrerouterHead,
+    features: Float32[np.ndarray, "tokens features"],
+    multiply: Callable[[Array, Array], Array] | None = None,
 ) -> Float32[np.ndarray, "tokens experts"]:
-    """[PRE-001] logits = linear f + fc2 gelu(fc1 f), the two parts added in float64 and rounded once."""
+    """[PRE-001] logits = linear f + fc2 gelu(fc1 f), the two parts added in float64 and rounded once.
+
+    multiply: x, weight -> x weight^T, if not as the reference does.
+    """
     if features.shape[1] != head.fc1.shape[1]:
         raise ShapeError(f"prerouter: {features.shape[1]} features, the head takes {head.fc1.shape[1]}")
-    direct = linear(features, head.linear)
-    learned = linear(gelu(linear(features, head.fc1)), head.fc2)
+    multiply = multiply or linear
+    direct = multiply(features, head.linear)
+    learned = multiply(gelu(multiply(features, head.fc1)), head.fc2)
     logits: Float32[np.ndarray, "tokens experts"] = (direct.astype(np.float64) + learned).astype(np.float32)
     return logits
 

@@ -104,8 +104,8 @@ def a_prediction_consumed_one_step_late(patch: pytest.MonkeyPatch) -> None:
 def the_first_position_of_a_chunk_predicts(patch: pytest.MonkeyPatch) -> None:
     original = prerouter.predict
 
-    def predict(head: Any, features: np.ndarray) -> np.ndarray:
-        logits = original(head, features)
+    def predict(head: Any, features: np.ndarray, *multiply: Any) -> np.ndarray:
+        logits = original(head, features, *multiply)
         return np.repeat(logits[:1], len(logits), axis=0)
 
     patch.setattr(arithmetic, "predict", predict)
