@@ -55,6 +55,7 @@ class Arithmetic:
         return swiglu(gate, up)
 
     def silu(self, x: Float32[np.ndarray, "..."]) -> Float32[np.ndarray, "..."]:
+        """[DEC-020] x * sigmoid(x)."""
         return silu(x)
 
     def causal_conv(

@@ -1,7 +1,6 @@
 """The `numba` backend: the reference's own decoder, with the arithmetic of the fast kernels in place of its own."""
 
 from collections.abc import Iterable, Sequence
-from functools import partial
 from itertools import accumulate, islice
 
 import numba
@@ -87,9 +86,11 @@ class FastArithmetic(Arithmetic):
         return weight
 
     def product(self, layers: Sequence[Layer]) -> Product:
+        if not can_be_stacked(layers) and len(layers) > 1:
+            products = [self.product([layer]) for layer in layers]
+            return lambda x: [y for product in products for y in product(x)]
         if not can_be_stacked(layers):
-            products = [partial(self.linear, weight=weight, lora=lora) for weight, lora in layers]
-            return lambda x: [product(x) for product in products]
+            return super().product(layers)
         stacked = Stacked(layers)
 
         def multiply(x: Array) -> list[Array]:
@@ -209,7 +210,7 @@ class NumbaBackend(ReferenceBackend):
         """[BCK-011] The first run on a machine compiles the kernels."""
         if kernels.compiled_before(KERNELS):
             return None
-        return "compiling kernels, once on this machine: half a minute at most"
+        return "compiling kernels, once on this machine: half a minute or so"
 
     def linear(self, x: Array, weight: QuantizedMatrix | Array, lora: Lora | None = None) -> Array:
         return self._arithmetic.linear(x, weight, lora)

@@ -18,7 +18,7 @@ FREE = {"reassoc", "contract", "nsz", "arcp"}  # NaN and infinity stay what they
 @numba.njit(cache=True, nogil=True, inline="always")
 @no_type_check
 def exponential(x):
-    """exp(x) of one float32, to 2 ulp from -87 to 88 and held to the ends' values beyond, in a form that vectorises.
+    """exp(x) of one float32, off by 2^-23 of it at most; beyond -87 and 88 the ends' values. The form vectorises.
 
     x = n log 2 + r with |r| <= log(2) / 2; n is rounded by adding a number so large that no fraction is left. log 2
     comes in two parts (Cody and Waite), the first so short that n times it is exact. Taylor's series to r^7 is off by

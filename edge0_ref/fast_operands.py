@@ -82,9 +82,8 @@ def joined(arrays: Sequence[Array]) -> Array:
 
 def tasks_of(rows: Sequence[int]) -> Array:
     """Which rows a thread takes at a time: int64 [tasks, 3] of part, first row, last row + 1. None are of two parts."""
-    ends = [0, *accumulate(rows)]
-    parts = ((part, top, end) for part, pair in enumerate(pairwise(ends)) for top, end in [pair])
-    return np.array([(part, r, min(r + ROWS, end)) for part, top, end in parts for r in range(top, end, ROWS)])
+    parts = enumerate(pairwise(accumulate(rows, initial=0)))
+    return np.array([(part, r, min(r + ROWS, end)) for part, (top, end) in parts for r in range(top, end, ROWS)])
 
 
 def lora_operands(loras: Sequence[Lora | None], rows: Sequence[int]) -> tuple[Array, Array, Array, int, Array]:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from edge0_ref.adapters import Adapters
 from edge0_ref.backend import create
 from edge0_ref.checkpoint import Checkpoint
-from edge0_ref.contract import Plan, PrerouterHead
+from edge0_ref.contract import Lora, Plan, PrerouterHead
 from edge0_ref.engine.memory import parse_size
 from edge0_ref.engine.plan import CHUNKS, MemoryPlan, Request, cost_rows, make_plan, plan_text, sizes_of, state_bytes
 from edge0_ref.errors import BudgetError, UsageError
@@ -71,6 +71,16 @@ def test_a_budget_is_refused_if_and_only_if_nothing_fits(request) -> None:
     assert planned(replace(request, memory=total)).total <= total
     with pytest.raises(BudgetError):
         planned(replace(request, memory=total - 1))
+
+
+@pytest.mark.spec("ENG-030")
+def test_loras_are_planned_as_they_were_read_and_as_kernels_take_them() -> None:
+    lora, part = Lora(np.zeros((3, 64), np.uint16), np.zeros((32, 3), np.uint16), 1.0), np.zeros((2, 2), np.uint16)
+    adapters = Adapters({0: PrerouterHead(part, part, part)}, {"some.layer": lora})
+    loras, heads = 2 * (3 * 64 + 32 * 3), 3 * 2 * 2 * 2
+    for as_stored, wanted in ((True, heads + 2 * loras), (False, 3 * (heads + loras))):
+        made = make_plan(model(), adapters, Request(context=64, reads_as_stored=as_stored), PROCESS)
+        assert dict(made.rows)["adapters"] == wanted
 
 
 @pytest.mark.spec("ENG-033")

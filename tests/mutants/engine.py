@@ -277,6 +277,10 @@ def adapters_planned_as_in_their_file(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Adapters, "widened_bytes", 0)
 
 
+def copies_of_loras_for_kernels_unplanned(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Adapters, "lora_bytes", 0)
+
+
 def every_backend_taken_to_widen(patch: pytest.MonkeyPatch) -> None:
     replace_everywhere(patch, backends.reads_as_stored, lambda backend: False)
 
@@ -325,5 +329,6 @@ MUTANTS = {
     a_context_planned_for_its_first_prompt: "ENG-033",
     kept_prefixes_unplanned: "ENG-082",
     adapters_planned_as_in_their_file: "ENG-030",
+    copies_of_loras_for_kernels_unplanned: "ENG-030",
     every_backend_taken_to_widen: "ENG-030",
 }

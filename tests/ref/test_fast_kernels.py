@@ -1,10 +1,6 @@
-"""The `numba` backend: lanes against their own Python, kernels against the reference, bits against themselves."""
+"""The `numba` backend's kernels against the reference, and their bits against themselves."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numba
@@ -13,16 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge0_ref import fast_backend, fast_linear, fast_operands, lanes
-from edge0_ref.app import embedded_model
+from edge0_ref import fast_backend
 from edge0_ref.arithmetic import Arithmetic
-from edge0_ref.backend import ReferenceBackend
 from edge0_ref.bits import narrow, widen
 from edge0_ref.contract import (
-    EXECUTOR_KINDS,
     ExpertLayout,
     Lora,
-    Plan,
     PrerouterHead,
     QuantizedMatrix,
     Routing,
@@ -31,9 +23,7 @@ from edge0_ref.contract import (
 from edge0_ref.dequant import dequantize
 from edge0_ref.errors import NonFiniteError
 from edge0_ref.executors.bank import Bank
-from edge0_ref.fast_backend import FastArithmetic, NumbaBackend
-from edge0_ref.inventory import open_checkpoint
-from tests.ref.builders import Recipe, build
+from edge0_ref.fast_backend import FastArithmetic
 from tests.ref.memory_store import random_expert
 
 U = 2.0**-24
@@ -42,7 +32,6 @@ FEW = settings(max_examples=max(3, settings.default.max_examples // 4))
 DTYPES = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16), "bfloat16": np.dtype(np.uint16)}
 FORMS = st.tuples(st.sampled_from((4, 8)), st.sampled_from((32, 64, 128)), st.sampled_from(sorted(DTYPES)))
 GROUPS = st.integers(1, 3) | st.sampled_from((16, 17, 33))  # fewer than lanes; just as many, and more
-compiled = pytest.mark.skipif(not hasattr(fast_linear.arrange_token, "py_func"), reason="Numba is switched off")
 
 
 @pytest.fixture(params=(1, 2), ids=("one thread", "two threads"))
@@ -75,52 +64,6 @@ def magnitude(matrix: QuantizedMatrix) -> np.ndarray:
 def within(got: np.ndarray, wanted: np.ndarray, bound: np.ndarray) -> bool:
     assert got.dtype == np.float32
     return bool((np.abs(got.astype(np.float64) - wanted) <= bound).all())
-
-
-# lanes
-
-
-@numba.njit
-def every_instruction(bytes_, words, numbers, index, y):
-    """Each on its own row."""
-    lanes.store(y, 0, lanes.zeros())
-    lanes.store(y, 16, lanes.spread(numbers[index]))
-    lanes.store(y, 32, lanes.codes(bytes_, index))
-    lanes.store(y, 48, lanes.low_codes(bytes_, index))
-    lanes.store(y, 64, lanes.high_codes(bytes_, index))
-    lanes.store(y, 80, lanes.bfloat16s(words, index))
-    lanes.store(y, 96, lanes.float16s(words, index))
-    lanes.store(y, 112, lanes.float32s(words, 2 * index))
-    lanes.store(y, 128, lanes.multiply_add(lanes.load(numbers, index), lanes.load(numbers, 0), lanes.load(numbers, 1)))
-    for place in range(7):
-        lanes.store(y, 144 + 16 * place, lanes.nibbles(bytes_, index, place))
-    lanes.store(y, 256, lanes.last_nibbles(bytes_, index))
-    lanes.store(y, 272, lanes.quarters(numbers[index], numbers[0], numbers[1], numbers[2]))
-    y[18, 0] = lanes.total(lanes.load(numbers, index))
-    for kind in range(3):
-        y[18, 1 + kind] = lanes.number(words, index, kind)
-    lanes.fetch(bytes_, index)  # changes nothing
-
-
-@compiled
-@pytest.mark.spec("NUM-001")
-@given(seed=SEEDS, index=st.integers(0, 20))
-def test_compiled_lanes_equal_their_own_source_to_the_bit(seed: int, index: int) -> None:
-    rng = np.random.default_rng(seed)
-    patterns = rng.integers(0, 2**16, 80).astype(np.uint16)
-    patterns[(patterns & 0x7C00) == 0x7C00] = 0x3C00  # no NaN or infinity of either kind
-    patterns[(patterns & 0x7F80) == 0x7F80] = 0x3F80
-    codes = rng.integers(0, 256, 84).astype(np.uint8)
-    numbers = (rng.integers(-(2**10), 2**10, 40) / 8).astype(np.float32)  # sums and products are exact
-    results = [np.zeros((19, 16), np.float32) for _ in range(2)]
-    for run, y in zip((every_instruction, every_instruction.py_func), results, strict=True):
-        run(codes, patterns, numbers, index, y)
-    assert results[0].tobytes() == results[1].tobytes()
-
-
-@compiled
-def test_scratch_memory_starts_with_a_cache_line() -> None:
-    assert all(fast_operands.aligned(numbers).ctypes.data % 64 == 0 for numbers in range(1, 2000, 37))
 
 
 # linear layers
@@ -232,7 +175,7 @@ def test_a_softmax_router_chooses_as_the_reference_does(
     logits = (rng.integers(-levels, levels, (tokens, experts)) * rng.choice([-1.5, 1.5])).astype(np.float32)
     got, wanted = (made.route(logits, spec) for made in (FastArithmetic(1), Arithmetic()))
     assert np.array_equal(got.experts, wanted.experts)
-    assert np.allclose(got.weights, wanted.weights, rtol=2 * U, atol=0)
+    assert np.allclose(got.weights, wanted.weights, rtol=2 * U, atol=0)  # float64 both, then one rounding each
     logits[-1, data.draw(st.integers(0, experts - 1))] = data.draw(st.sampled_from([np.nan, np.inf, -np.inf]))
     for made in (FastArithmetic(1), Arithmetic()):
         with pytest.raises(NonFiniteError, match=f"token {tokens - 1}"):
@@ -249,20 +192,26 @@ def test_a_head_says_what_the_references_says_for_each_token_alone(
     head = PrerouterHead(*(narrow(draw(rng, *shape) * shape[1] ** -0.5, DTYPES[dtype]) for shape in shapes))
     features = draw(rng, tokens, 45)
     got, wanted = arithmetic.predict(head, features), Arithmetic().predict(head, features)
-    assert np.linalg.norm(got - wanted) <= 2 * (45 + width) * U * np.linalg.norm(wanted)
+    linear, fc1, fc2 = (np.abs(widen(part).astype(np.float64)).T for part in (head.linear, head.fc1, head.fc2))
+    sums, inner = np.abs(features) @ linear, np.abs(features) @ fc1  # |hidden| is at most the latter
+    one, two = (2 * 45 + 8) * U, (2 * width + 8) * U  # a row's rounding; gelu makes 1.13 of it, and 8 U of its own
+    assert within(got, wanted, one * sums + (two + 1.13 * one + 8 * U) * (inner @ fc2) + 4 * U * np.abs(wanted))
     assert got.tobytes() == bits_of(FastArithmetic(1).predict(head, features[t : t + 1]) for t in range(tokens))
 
 
 @pytest.mark.spec("EXE-003")
 def test_silu_errs_by_a_few_roundings_wherever_the_exponential_is_a_normal_number() -> None:
-    """Beyond, where float32 has 1 + exp(-x) or nothing, what is left out is smaller than any normal number."""
+    """The exponential is off by 2 U, the sum, the quotient and the wanted number by U each; swiglu's product by U more.
+
+    Where exp(-x) is beyond its ends, what is left out is near the smallest normal number.
+    """
     arithmetic, reference = FastArithmetic(1), Arithmetic()
     x = np.concatenate([np.linspace(-87, 200, 100_001), np.geomspace(1e-30, 1, 1001)]).astype(np.float32)
     wanted = reference.silu(x)
-    assert within(arithmetic.silu(x), wanted, 6 * U * np.abs(wanted))
+    assert within(arithmetic.silu(x), wanted, 5 * U * np.abs(wanted))
     up = np.roll(x, 1)
     wanted = reference.swiglu(x, up)
-    assert within(arithmetic.swiglu(x, up), wanted, 7 * U * np.abs(wanted))
+    assert within(arithmetic.swiglu(x, up), wanted, 6 * U * np.abs(wanted))
     low = np.array([-88, -100, -1e4], np.float32)
     assert (np.abs(arithmetic.silu(low)) < 1e-33).all()
     assert np.isnan(arithmetic.silu(np.array([np.nan], np.float32))).all()
@@ -331,63 +280,3 @@ def test_mixers_agree_with_the_reference_and_may_be_cut_anywhere(
         alone = calls[2][i][1](FastArithmetic(1), whole)
         parts = [calls[3][i][1](arithmetic, piece) for piece in (slice(0, cut), slice(cut, 6))]
         assert got.tobytes() == alone.tobytes() == np.concatenate(parts).tobytes(), name
-
-
-# the backend
-
-
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.spec("EXE-017", "STO-021")
-def test_logits_depend_on_no_executor_slot_thread_or_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    checkpoint = open_checkpoint(build(tmp_path, Recipe(layers=3, attention=3, vocab=48)))
-    said = set()
-    for small in (0, 2**60):
-        monkeypatch.setattr(fast_backend, "SMALL_WORK", small)
-        for number, kind in enumerate(EXECUTOR_KINDS):
-            plan = Plan(
-                2, kind, "whole_layer", slots=1 + number, prefill_chunk=1 + 2 * number, reader_threads=1 + number
-            )
-            decoder = NumbaBackend().decoder(checkpoint, plan)
-            rows = [*decoder.all_logits([3, 1, 4, 1, 5, 9, 2, 6]), decoder.step(5), decoder.step(3)]
-            decoder.close()
-            said.add(np.stack(rows).tobytes())
-    assert len(said) == 1
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_greedy_tokens_of_the_embedded_model_are_the_references() -> None:
-    checkpoint = open_checkpoint(embedded_model())
-    top_k = checkpoint.config.top_k
-    texts = []
-    for backend in (ReferenceBackend(), NumbaBackend()):
-        decoder = backend.decoder(checkpoint, Plan(top_k=top_k, slots=2 * top_k))
-        tokens = [int(decoder.prefill([296, 259, 631]).argmax())]
-        for _ in range(299):
-            tokens.append(int(decoder.step(tokens[-1]).argmax()))
-        decoder.close()
-        texts.append(tokens)
-    assert texts[0] == texts[1]
-
-
-DECODE = """
-import sys, numpy as np
-from edge0_ref.contract import Plan
-from edge0_ref.fast_backend import create
-from edge0_ref.inventory import open_checkpoint
-decoder = create().decoder(open_checkpoint(sys.argv[1]), Plan(top_k=2))
-print(decoder.all_logits([3, 1, 4, 1, 5]).tobytes().hex(), decoder.step(1).tobytes().hex())
-"""
-
-
-@compiled
-@pytest.mark.spec("BCK-001")
-def test_a_model_runs_with_numba_switched_off(tmp_path: Path) -> None:
-    """As near as sums in another order are: there, fused multiply-adds round twice, and loops are not vectorised."""
-    folder = build(tmp_path, Recipe(hidden=32, inner=32, head_dim=32, heads=1, value_heads=1, vocab=16, experts=3))
-    said = []
-    for switch in ("0", "1"):
-        environment = {**os.environ, "NUMBA_DISABLE_JIT": switch}
-        command = [sys.executable, "-c", DECODE, str(folder)]
-        shown = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-        said.append(np.concatenate([np.frombuffer(bytes.fromhex(part), np.float32) for part in shown.split()]))
-    assert np.linalg.norm(said[0] - said[1]) <= 1e-5 * np.linalg.norm(said[0])
