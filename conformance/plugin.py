@@ -42,6 +42,8 @@ class RunPlugin:
     def pytest_configure(self, config: pytest.Config) -> None:
         for marker in MARKERS:
             config.addinivalue_line("markers", marker)
+        if not config.pluginmanager.hasplugin("terminal"):
+            config.option.tbstyle = "native"  # nobody reads pytest's own, which take longer to write than most tests
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         kept, left_out = [], []

@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import jsonschema
+import jsonschema_rs
 import numpy as np
 
 from conformance.requirements import SPEC
@@ -22,9 +22,9 @@ class VectorError(ValueError):
     """[BCK-033] A vector file that cannot be used: one line that says which, where in it, and what was wanted."""
 
 
-def schema() -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((FOLDER / "schema.json").read_text("utf-8"))
-    return content
+@lru_cache(maxsize=1)
+def validator() -> jsonschema_rs.Draft202012Validator:
+    return jsonschema_rs.Draft202012Validator(json.loads((FOLDER / "schema.json").read_text("utf-8")))
 
 
 def check(content: Any, name: str) -> None:
@@ -32,19 +32,20 @@ def check(content: Any, name: str) -> None:
     version = content.get("version") if isinstance(content, dict) else None
     if isinstance(version, int) and version > VERSION:
         raise VectorError(f"{name}: version {version} of the vectors, this suite knows {VERSION}")
-    found = jsonschema.exceptions.best_match(jsonschema.Draft202012Validator(schema()).iter_errors(content))
-    if found is not None:
-        raise VectorError(f"{name}: {place_of(found, content)}: {found.message[:160]}")
+    errors = list(validator().iter_errors(content))
+    if errors:
+        plainest = min(errors, key=lambda error: len(error.instance_path))
+        raise VectorError(f"{name}: {place_of(plainest.instance_path, content)}: {plainest.message[:160]}")
 
 
-def place_of(error: jsonschema.ValidationError, content: Any) -> str:
+def place_of(path: Sequence[str | int], content: Any) -> str:
     """Where in the file: the case by its id, then the path inside it."""
-    path = list(error.absolute_path)
-    if len(path) >= 2 and path[0] == "cases":
-        case = content["cases"][path[1]]
+    place = list(path)
+    if len(place) >= 2 and place[0] == "cases":
+        case = content["cases"][place[1]]
         named = case.get("id") if isinstance(case, dict) else None
-        path = [f"case {named or path[1]}", *path[2:]]
-    return ", ".join(str(part) for part in path) or "the file"
+        place = [f"case {named or place[1]}", *place[2:]]
+    return ", ".join(str(part) for part in place) or "the file"
 
 
 def read_file(path: Path) -> list[Case]:

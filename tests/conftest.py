@@ -1,5 +1,6 @@
 """Hypothesis profiles and run-time checked signatures, for every test."""
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -18,6 +19,11 @@ settings.register_profile(
     "no-shrink", derandomize=True, max_examples=40, database=None, phases=[Phase.explicit, Phase.generate], **COMMON
 )
 settings.load_profile("ci")  # `--hypothesis-profile deep` on the command line overrides this
+
+
+def pytest_collection_finish() -> None:
+    """What has been imported stays: garbage collections, of which every run of the suite makes some, pass it by."""
+    gc.freeze()
 
 
 @contextmanager

@@ -3,12 +3,22 @@
 import os
 import sys
 from pathlib import Path
+from types import FunctionType
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
 OPTIONS = "-x -p no:cacheprovider -p no:benchmark -p no:terminal -W error --strict-markers --assert=plain"
 NOT_ASKED = {"test_conformance_catches_mutants.py", "test_spec_coverage.py", "mlx", "benchmarks"}
+STARTERS = {"edge0", "refused", "start", "subprocess"}  # what a test calls to start a process
+
+
+def starts_a_process(item: pytest.Item) -> bool:
+    """Whether a test, or a function of its own file that it calls, starts one."""
+    assert isinstance(item, pytest.Function)
+    called = set(item.function.__code__.co_names)
+    here = [value for name in called if isinstance(value := vars(item.module).get(name), FunctionType)]
+    return bool(STARTERS & called.union(*(helper.__code__.co_names for helper in here)))
 
 
 class Citing:
@@ -20,14 +30,17 @@ class Citing:
 
     def pytest_configure(self, config: pytest.Config) -> None:
         config.addinivalue_line("markers", "spec(*ids): the requirements of spec/ that a test holds")
+        config.option.tbstyle = "native"  # quick to write
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        items[:] = [item for item in items if any(self.requirement in mark.args for mark in item.iter_markers("spec"))]
+        citing = [item for item in items if any(self.requirement in mark.args for mark in item.iter_markers("spec"))]
+        items[:] = sorted(citing, key=starts_a_process)  # the quick ones first
 
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.failed:
-            last = report.longreprtext.strip().splitlines()[-1:]
-            self.failures.append(f"{report.nodeid.rpartition('::')[2]}: {' '.join(last)}")
+    def pytest_exception_interact(self, node: pytest.Item, call: pytest.CallInfo[object]) -> None:
+        assert call.excinfo is not None
+        where = call.excinfo.traceback[-1]
+        says = call.excinfo.exconly().splitlines()[0]
+        self.failures.append(f"{node.name}: {Path(where.path).name}:{where.lineno + 1}: {says}")
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:

@@ -26,7 +26,7 @@ def parrot(parrot_model: Path) -> Iterator[Server]:
 @pytest.fixture(scope="session")
 def strict(parrot_model: Path) -> Iterator[Server]:
     """The same, in a hurry, and with a key."""
-    limits = ("--queue", 1, "--deadline", 5, "--body-seconds", 1, "--comment-seconds", 0.05, "--max-body", "20KiB")
+    limits = ("--queue", 1, "--deadline", 3, "--body-seconds", 1, "--comment-seconds", 0.05, "--max-body", "20KiB")
     with serving(parrot_model.parent, parrot_model, *PARROT, *limits, "--api-key", KEY, key=KEY) as server:
         yield server
 
