@@ -121,18 +121,24 @@ def test_every_expert_is_the_same_from_the_sidecar(tmp_path: Path, recipe: Recip
     files.close()
 
 
+@pytest.fixture(scope="module", params=["qwen", "ling_edge0", "ling_mlx4_bf16"])
+def with_and_without(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Checkpoint]:
+    """A checkpoint without a sidecar and with one."""
+    out = tmp_path_factory.mktemp(request.param)
+    qwen = request.param == "qwen"
+    plain = open_checkpoint(build(out / "model", replace(RECIPE, vocab=512)) if qwen else DATA / request.param)
+    return [plain, replace(plain, packed=pack(plain.folder, out))]
+
+
 @pytest.mark.spec("STO-044")
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("executor", ["exact", "staged", "hot", "whole_layer"])
 @pytest.mark.parametrize("mode", READ_MODES)
-@pytest.mark.parametrize("source", ["qwen", "ling_edge0", "ling_mlx4_bf16"])
 def test_results_and_counters_are_the_same_with_a_sidecar(
-    tmp_path: Path, opened: Open, source: str, mode: ReadMode, executor: str
+    with_and_without: list[Checkpoint], opened: Open, mode: ReadMode, executor: str
 ) -> None:
-    folder = build(tmp_path / "model", replace(RECIPE, vocab=512)) if source == "qwen" else DATA / source
-    plain = open_checkpoint(folder)
-    packed = replace(plain, packed=pack(folder, tmp_path))
     seen = []
-    for checkpoint in (plain, packed):
+    for checkpoint in with_and_without:
         decoder = opened(checkpoint, executor=executor, prefill_executor=executor, read_mode=mode, slots=2)
         logits = [decoder.prefill(TOKENS[:3]), *(decoder.step(token) for token in TOKENS[3:5])]
         counters = asdict(decoder.counters) | {"wait_seconds": 0}
