@@ -45,18 +45,17 @@ def delta_rule(
 ) -> tuple[Float32[mx.array, "tokens key_heads share value_size"], mx.array]:
     """[DEC-021] The gated delta rule, one token after the other: outputs, and the state after the last.
 
-    state = state * decay;  delta = (v - state k) * beta;  state = state + delta k^T;  y = state q
+    delta = (v - state (decay * k)) * beta;  state = state * decay + delta k^T;  y = state q
 
     Value head h uses key head h // share, so its axis is split in two, and one token broadcasts against the state as
-    it is.
+    it is. That the state decays first is said twice and not kept in between: it is by far the largest array here.
     """
     outputs = []
     for t in range(q.shape[0]):
         parts = (q, k, v, beta, decay)
         qt, kt, vt, bt, dt = parts if q.shape[0] == 1 else (part[t : t + 1] for part in parts)
-        state = state * dt
-        remembered = (state * kt).sum(axis=-1, keepdims=True)
-        state = state + (vt - remembered) * bt * kt
+        remembered = (state * (dt * kt)).sum(axis=-1, keepdims=True)
+        state = state * dt + (vt - remembered) * bt * kt
         outputs.append((state * qt).sum(axis=-1))
     return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs), state
 
