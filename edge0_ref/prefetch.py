@@ -1,28 +1,36 @@
 """The read-ahead threads: (store, expert) -> slot buffer. A reader knows bytes and nothing else."""
 
-import itertools
-import queue
 import threading
 import time
+from collections import deque
 from dataclasses import dataclass, field
+from queue import SimpleQueue
 from typing import Literal
 
 from edge0_ref.contract import Array, ExpertStore
 
 Urgency = Literal["now", "ahead"]
-_ORDER = {"now": 0, "ahead": 1, "stop": 2}
 HAND_OVER_BYTES = 256 * 1024  # below, waking a thread costs more than the read
+
+
+def held_lock() -> threading.Lock:
+    lock = threading.Lock()
+    lock.acquire()
+    return lock
 
 
 @dataclass(eq=False)
 class Read:
-    """One expert on its way into one slot. Whoever takes `claim` first, a reader or the caller, does the work."""
+    """One expert on its way into one slot. Whoever takes `claim` first, a reader or the caller, does the work.
+
+    unfinished: held until the read has ended.
+    """
 
     store: ExpertStore
     expert: int
     slot: Array
     claim: threading.Lock = field(default_factory=threading.Lock)
-    ended: threading.Event = field(default_factory=threading.Event)
+    unfinished: threading.Lock = field(default_factory=held_lock)
     error: BaseException | None = None
 
     def run(self) -> None:
@@ -33,7 +41,12 @@ class Read:
             self.store.read_into(self.expert, self.slot)
         except BaseException as error:
             self.error = error
-        self.ended.set()
+        self.unfinished.release()
+
+    def join(self) -> None:
+        """Until the read has ended, well or not."""
+        with self.unfinished:
+            pass
 
     def wait(self) -> float:
         """[STO-031] Until the bytes are there; the seconds it took. Raises what the read raised.
@@ -42,9 +55,9 @@ class Read:
         is tried again: a read ahead is a hint, so what counts is whether it fails now that it is needed.
         """
         start = time.perf_counter()
-        if not self.ended.is_set():
+        if self.unfinished.locked():
             self.run()
-            self.ended.wait()
+            self.join()
         if isinstance(self.error, Exception):
             self.store.read_into(self.expert, self.slot)
             self.error = None
@@ -55,15 +68,15 @@ class Read:
     def abandon(self) -> None:
         """Nobody needs it any more. If a reader is at work, wait: the slot must have no writer afterwards."""
         if not self.claim.acquire(blocking=False):
-            self.ended.wait()
+            self.join()
 
 
 class Prefetcher:
     """[STO-030] One pool of threads for all layers. A read somebody waits for goes before reads for later."""
 
     def __init__(self, threads: int) -> None:
-        self._queue: queue.PriorityQueue[tuple[int, int, Read | None]] = queue.PriorityQueue()
-        self._numbers = itertools.count()  # ties in urgency go to the read asked for first
+        self._now, self._ahead = deque[Read](), deque[Read]()
+        self._asked: SimpleQueue[bool] = SimpleQueue()  # True for each read in the two, False for a thread to stop
         self._threads = [
             threading.Thread(target=self._work, name=f"edge0-reader-{i}", daemon=True) for i in range(threads)
         ]
@@ -77,20 +90,25 @@ class Prefetcher:
         """
         read = Read(store, expert, slot)
         if urgency == "ahead" or slot.nbytes >= HAND_OVER_BYTES:
-            self._queue.put((_ORDER[urgency], next(self._numbers), read))
+            (self._now if urgency == "now" else self._ahead).append(read)
+            self._asked.put(True)
         return read
 
     def _work(self) -> None:
-        while True:
-            _, _, read = self._queue.get()
-            if read is None:
-                return
-            read.run()
+        while self._asked.get():
+            self._next().run()
+
+    def _next(self) -> Read:
+        """There is one for every thread that was asked: reads are queued before they are announced."""
+        try:
+            return self._now.popleft() if self._now else self._ahead.popleft()
+        except IndexError:  # another thread took the urgent one, and left one that is not
+            return self._ahead.popleft()
 
     def close(self) -> None:
-        """Let reads in flight end, then stop the threads."""
+        """Let reads that were asked for end, then stop the threads."""
         for _ in self._threads:
-            self._queue.put((_ORDER["stop"], next(self._numbers), None))
+            self._asked.put(False)
         for thread in self._threads:
             thread.join()
         self._threads = []

@@ -100,13 +100,6 @@ def page_rows(count: int, nbytes: int) -> Array:
     return memory[first : first + count * nbytes].reshape(count, nbytes)
 
 
-def is_aligned(offset: int, buffer: memoryview) -> bool:
-    """Whether a direct read of this range can fill this buffer without a copy."""
-    if offset % BLOCK or len(buffer) % BLOCK or not len(buffer):
-        return False
-    return int(np.frombuffer(buffer, np.uint8).ctypes.data) % BLOCK == 0
-
-
 class DirectReader:
     """Reads past the page cache: straight into aligned memory, else through one scratch buffer per thread."""
 
@@ -119,9 +112,17 @@ class DirectReader:
             fcntl.fcntl(self._file, fcntl.F_NOCACHE, 1)
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
-        if is_aligned(offset, buffer):
-            self._read_blocks(offset, buffer, len(buffer))
+        if offset % BLOCK or len(buffer) % BLOCK:
+            self._read_through_scratch(offset, buffer)
             return
+        try:
+            self._read_blocks(offset, buffer, len(buffer))
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            self._read_through_scratch(offset, buffer)  # memory that this file system cannot read into
+
+    def _read_through_scratch(self, offset: int, buffer: memoryview) -> None:
         first = offset // BLOCK * BLOCK
         wanted = offset + len(buffer) - first
         scratch = self._aligned(-(-wanted // BLOCK) * BLOCK)

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge0_ref import checkpoint, config, expert_store, inventory, prefetch, readers, safetensors_header
+from edge0_ref import checkpoint, config, expert_store, inventory, readers, safetensors_header
 from edge0_ref.checkpoint import Checkpoint
 from edge0_ref.config import QuantizationConfig
 from edge0_ref.errors import CheckpointError, ReadError
 from edge0_ref.expert_store import FileExpertStore
 from edge0_ref.families import qwen3_5_moe
-from edge0_ref.prefetch import Read
+from edge0_ref.prefetch import Prefetcher, Read
 from edge0_ref.safetensors_header import TensorInfo, read_header
 from tests.mutants.replacing import replace_everywhere
 
@@ -182,15 +182,22 @@ def refused_direct_reads_go_through_the_cache(patch: pytest.MonkeyPatch) -> None
 
 
 def urgent_reads_wait_their_turn(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(prefetch, "_ORDER", {"now": 0, "ahead": 0, "stop": 2})
+    original = Prefetcher.submit
+
+    def submit(self: Prefetcher, store: Any, expert: int, slot: Any, urgency: str) -> Read:
+        return original(self, store, expert, slot, "ahead")
+
+    patch.setattr(Prefetcher, "submit", submit)
 
 
 def a_failed_read_is_not_tried_again(patch: pytest.MonkeyPatch) -> None:
     original = Read.wait
 
     def wait(read: Read) -> float:
-        if read.ended.wait(0.05) and read.error is not None:
-            raise read.error
+        if read.unfinished.acquire(timeout=0.05):
+            read.unfinished.release()
+            if read.error is not None:
+                raise read.error
         return original(read)
 
     patch.setattr(Read, "wait", wait)

@@ -38,7 +38,7 @@ def test_urgent_reads_go_first_and_equal_ones_in_the_order_they_were_asked_for(u
     reads = [prefetcher.submit(store, expert, large_slot(), u) for expert, u in enumerate(urgencies)]  # type: ignore[arg-type]
     store.gate.set()
     for read in reads:
-        read.ended.wait()
+        read.join()
     by_urgency = [e for e, u in enumerate(urgencies) if u == "now"] + [
         e for e, u in enumerate(urgencies) if u == "ahead"
     ]
