@@ -241,9 +241,11 @@ class ReferenceDecoder:
         return moe.route(logits)
 
     def _predict_next(self, owner: Moe, head: PrerouterHead, x: Activations, routing: Routing) -> None:
-        """[PRE-007] Every position predicts from the executed experts; only the newest prediction is kept."""
+        """[PRE-007] Predict from the executed experts: at the newest position, and for an observer at every one."""
         before = self.state.executed.get(owner.layer, np.full(routing.experts.shape[1], -1))
         features = build_features(x, routing.experts, shift(routing.experts, before), owner.num_experts)
+        if self.observe is ignore:
+            features = features[-1:]
         logits = self.arithmetic.predict(head, features)
         consumer = self.layers[owner.layer + 1].mlp
         assert isinstance(consumer, Moe)  # [PRE-012] no adapter with a head for another kind of layer was opened

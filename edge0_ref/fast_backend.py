@@ -109,7 +109,7 @@ class FastArithmetic(Arithmetic):
         work = self._room(fast_linear.linear_room(x.shape[0], x.shape[1], stacked.group_size, stacked.rank))
         y = np.empty((x.shape[0], stacked.rows), np.float32)
         self._share(x.size * stacked.rows)
-        fast_linear.linear_quantized(x, *stacked.operands, work, y)
+        fast_linear.linear_quantized(x, *stacked.operands(x.shape[0]), work, y)
         return y
 
     def _dense(self, x: Array, weight: Array, lora: Lora | None = None) -> Array:

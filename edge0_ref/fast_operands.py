@@ -6,7 +6,7 @@ compiled form for every dtype, and no copy where the memory is ours to hand on.
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -20,6 +20,7 @@ Layer = tuple[QuantizedMatrix | Array, Lora | None]
 
 WORD_KINDS = {np.dtype(np.uint16): BFLOAT16, np.dtype(np.float16): FLOAT16, np.dtype(np.float32): FLOAT32}
 NOTHING = np.empty(0, np.uint16)
+MANY_TOKENS, MANY_ROWS = 64, 128  # a prompt's activations come from memory again for every task: let there be few
 
 
 def as_words(values: Array) -> tuple[Array, int]:
@@ -54,7 +55,7 @@ def operands(matrix: QuantizedMatrix) -> tuple[Array, Array, Array, Array]:
 class Stacked:
     """Quantised layers of one form and of the same input, as one matrix: their rows, one below the other.
 
-    operands: what `fast_linear.linear_quantized` takes between x and `work`; places: each layer's columns of its y.
+    places: each layer's columns of the result.
     """
 
     def __init__(self, layers: Sequence[tuple[QuantizedMatrix, Lora | None]]) -> None:
@@ -64,8 +65,13 @@ class Stacked:
         self.places = [slice(first, end) for first, end in pairwise(ends)]
         self.rank = sum(lora.down.shape[0] for _, lora in layers if lora)
         packed, scales, biases, form = zip(*(operands(matrix) for matrix in matrices), strict=True)
-        weights = joined(packed), joined(scales), joined(biases), form[0]
-        self.operands = *weights, tasks_of(rows), *lora_operands([lora for _, lora in layers], rows)
+        self._weights = joined(packed), joined(scales), joined(biases), form[0]
+        self._tasks, self._large_tasks = tasks_of(rows, ROWS), tasks_of(rows, MANY_ROWS)
+        self._loras = lora_operands([lora for _, lora in layers], rows)
+
+    def operands(self, tokens: int) -> tuple[Any, ...]:
+        """What `fast_linear.linear_quantized` takes between x and `work`."""
+        return *self._weights, self._tasks if tokens < MANY_TOKENS else self._large_tasks, *self._loras
 
 
 def can_be_stacked(layers: Sequence[Layer]) -> TypeGuard[Sequence[tuple[QuantizedMatrix, Lora | None]]]:
@@ -80,10 +86,10 @@ def joined(arrays: Sequence[Array]) -> Array:
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
-def tasks_of(rows: Sequence[int]) -> Array:
+def tasks_of(rows: Sequence[int], most: int) -> Array:
     """Which rows a thread takes at a time: int64 [tasks, 3] of part, first row, last row + 1. None are of two parts."""
     parts = enumerate(pairwise(accumulate(rows, initial=0)))
-    return np.array([(part, r, min(r + ROWS, end)) for part, (top, end) in parts for r in range(top, end, ROWS)])
+    return np.array([(part, r, min(r + most, end)) for part, (top, end) in parts for r in range(top, end, most)])
 
 
 def lora_operands(loras: Sequence[Lora | None], rows: Sequence[int]) -> tuple[Array, Array, Array, int, Array]:

@@ -24,6 +24,7 @@ from edge0_ref.dequant import dequantize
 from edge0_ref.errors import NonFiniteError
 from edge0_ref.executors.bank import Bank
 from edge0_ref.fast_backend import FastArithmetic
+from edge0_ref.fast_operands import MANY_ROWS, MANY_TOKENS
 from tests.ref.memory_store import random_expert
 
 U = 2.0**-24
@@ -139,6 +140,20 @@ def test_layers_of_one_input_have_the_bits_each_has_alone(
     together = arithmetic.product(given)(x)
     alone = [arithmetic.linear(x, weight, lora) for weight, lora in given]
     assert [y.tobytes() for y in together] == [y.tobytes() for y in alone]
+
+
+@pytest.mark.spec("DEQ-010", "LOR-001")
+@pytest.mark.parametrize("more", [-1, 0, 1])
+def test_rows_shared_out_for_many_tokens_have_the_bits_of_few(arithmetic: FastArithmetic, more: int) -> None:
+    """Parts of fewer rows than a large task has, of just as many, and of more, each with a LoRA of its own."""
+    rng, tokens = np.random.default_rng(0), MANY_TOKENS + more
+    given = [
+        (random_matrix(rng, rows, 2, (4, 64, "bfloat16")), Lora(draw(rng, 2, 128), draw(rng, rows, 2), 1.5))
+        for rows in (MANY_ROWS - 1, MANY_ROWS, 2 * MANY_ROWS + 1)
+    ]
+    x, product = draw(rng, tokens, 128), arithmetic.product(given)
+    few = [product(x[t : t + 5]) for t in range(0, tokens, 5)]
+    assert [y.tobytes() for y in product(x)] == [bits_of(parts) for parts in zip(*few, strict=True)]
 
 
 @pytest.mark.spec("LOR-001")
