@@ -4,13 +4,12 @@ import hashlib
 import os
 import platform
 import re
-import subprocess
 from dataclasses import asdict
 from typing import Any
 
 from conformance.report import STATUSES, Report
 from conformance.requirements import SPEC
-from edge0_ref.app.machine import versions
+from edge0_ref.app.machine import commit, versions
 
 PACKAGES = ("edge0", "numpy", "numba", "mlx", "hypothesis", "pytest")
 
@@ -63,19 +62,3 @@ def specification() -> dict[str, str]:
 
 def machine() -> dict[str, Any]:
     return {"system": platform.platform(), "architecture": platform.machine(), "processors": os.cpu_count()}
-
-
-def commit() -> str | None:
-    """The commit of edge0 that ran, with "+changes" if the folder holds others; None where there is no checkout."""
-    told = [git("rev-parse", "HEAD"), git("status", "--porcelain")] if (SPEC.parent / ".git").exists() else [None]
-    if told[0] is None:
-        return None
-    return told[0].strip() + ("+changes" if told[-1] else "")
-
-
-def git(*arguments: str) -> str | None:
-    try:
-        run = subprocess.run(["git", *arguments], cwd=SPEC.parent, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return run.stdout

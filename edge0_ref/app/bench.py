@@ -20,24 +20,19 @@ from edge0_ref.app.bench_report import print_cases, write_steps
 from edge0_ref.app.cgroup import MemoryGroup, memory_group
 from edge0_ref.app.machine import provenance
 from edge0_ref.app.scenario import Case
+from edge0_ref.app.shell import need_folder_for
 from edge0_ref.engine.memory import size_text
-from edge0_ref.errors import BudgetError, Edge0Error, UsageError
+from edge0_ref.errors import BudgetError, Edge0Error
 
 
 def run_bench(cases: Sequence[Case], picture: Path | None, notify: Notify, *, table: bool) -> list[dict[str, Any]]:
     """[ENG-070] Run cases one after the other; a line of JSON each on stdout. Raises what a case raises."""
-    check_picture(picture)
+    need_folder_for(picture)
     told: list[dict[str, Any]] = []
     for case in cases:
         told.append(figures_of(case, told, notify))
     tell_cases(told, picture, notify, table=table)
     return told
-
-
-def check_picture(picture: Path | None) -> None:
-    """Before minutes of measuring. Raises UsageError."""
-    if picture is not None and not picture.parent.is_dir():
-        raise UsageError(f"{picture.parent}: no such folder")
 
 
 def figures_of(case: Case, earlier: Sequence[dict[str, Any]], notify: Notify) -> dict[str, Any]:

@@ -19,6 +19,7 @@ import numpy as np
 
 from edge0_ref.app.locate import locate
 from edge0_ref.app.progress import Advance, byte_bar
+from edge0_ref.app.shell import need_folder_for
 from edge0_ref.checkpoint import Checkpoint
 from edge0_ref.contract import Array, ReadMode
 from edge0_ref.engine.memory import size_text
@@ -41,8 +42,7 @@ def run_pack(model: Path | str | None, out: str | None, notify: Notify) -> dict[
     """[STO-045] Pack, resume, or check; what was done, for a line of JSON. Raises UsageError, CheckpointError."""
     checkpoint = open_checkpoint(locate(model).folder)
     path = (checkpoint.folder if out is None else Path(out)) / SIDECAR
-    if not path.parent.is_dir():
-        raise UsageError(f"{path.parent}: no such folder")
+    need_folder_for(path)
     start = time.perf_counter()
     if path.exists():
         try:

@@ -99,6 +99,12 @@ def tell(text: str) -> None:
         print(f"edge0: {line}", file=sys.stderr, flush=True)
 
 
+def need_folder_for(path: Path | None) -> None:
+    """Before any work for a file, if one is asked for, that could not be written. Raises UsageError."""
+    if path is not None and not path.parent.is_dir():
+        raise UsageError(f"{path.parent}: no such folder")
+
+
 def cache_folder(home: str | None) -> Path | None:
     """Where what was measured on this machine is kept; None without a home."""
     try:

@@ -16,6 +16,7 @@ from edge0_ref.app.picture import COMPUTE, EXPERTS, INK, READ, WAIT, Picture
 from edge0_ref.app.progress import count_bar
 from edge0_ref.app.report import print_table
 from edge0_ref.app.scenario import POOL_TOKENS, Case, Running, open_case
+from edge0_ref.app.shell import need_folder_for
 from edge0_ref.app.timeline import DECODER, ITSELF, Recorder, Span, covered
 from edge0_ref.errors import UsageError
 
@@ -26,8 +27,7 @@ def run_trace(case: Case, out: str | None, picture: str | None, notify: Notify) 
         raise UsageError("wanted --out FILE.json, or --picture FILE.svg, or both")
     paths = [Path(path) for path in (out, picture) if path is not None]
     for path in paths:
-        if not path.parent.is_dir():
-            raise UsageError(f"{path.parent}: no such folder")
+        need_folder_for(path)
     recorder = Recorder()
     context = case.prompt_tokens + 1 + POOL_TOKENS + case.tokens
     with open_case(case, context, notify, recorder.observe, recorder.wrap) as running:
