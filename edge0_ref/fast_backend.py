@@ -86,11 +86,11 @@ class FastArithmetic(Arithmetic):
         return weight
 
     def product(self, layers: Sequence[Layer]) -> Product:
-        if not can_be_stacked(layers) and len(layers) > 1:
+        if not can_be_stacked(layers):
+            if len(layers) == 1:
+                return super().product(layers)
             products = [self.product([layer]) for layer in layers]
             return lambda x: [y for product in products for y in product(x)]
-        if not can_be_stacked(layers):
-            return super().product(layers)
         stacked = Stacked(layers)
 
         def multiply(x: Array) -> list[Array]:

@@ -14,6 +14,7 @@ HAND_OVER_BYTES = 256 * 1024  # below, waking a thread costs more than the read
 
 
 def held_lock() -> threading.Lock:
+    """For others to wait on until whoever made it releases it: an event costs each read several times as much."""
     lock = threading.Lock()
     lock.acquire()
     return lock
@@ -101,8 +102,8 @@ class Prefetcher:
     def _next(self) -> Read:
         """There is one for every thread that was asked: reads are queued before they are announced."""
         try:
-            return self._now.popleft() if self._now else self._ahead.popleft()
-        except IndexError:  # another thread took the urgent one, and left one that is not
+            return self._now.popleft()
+        except IndexError:
             return self._ahead.popleft()
 
     def close(self) -> None:

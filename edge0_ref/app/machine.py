@@ -56,8 +56,9 @@ def output_of(*command: str) -> str | None:
 
 
 def commit() -> str | None:
-    """The commit this package's own repository is at, with "-dirty" where files differ; None outside of one."""
+    """The commit this package's own repository is at, with "-dirty" where files differ or are new; None outside."""
     git = "git", "-C", str(Path(__file__).parent)
     if output_of(*git, "ls-files", "--error-unmatch", Path(__file__).name) is None:
         return None  # installed somewhere below an unrelated repository
-    return output_of(*git, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+    head, changes = output_of(*git, "rev-parse", "HEAD"), output_of(*git, "status", "--porcelain")
+    return None if head is None else head + ("-dirty" if changes else "")

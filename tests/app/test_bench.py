@@ -48,14 +48,16 @@ def bench(*arguments: object) -> list[dict[str, object]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+def knows_its_machine(line: dict[str, object]) -> bool:
+    named = all(line[part] in line["machine"] for part in ("chip", "os"))
+    return named and bool(line["versions"]["edge0"]) and "commit" in line
+
+
 @pytest.mark.spec("ENG-070", "ENG-075")
 def test_a_step_is_its_wait_and_its_compute_and_limits_and_machine_are_of_what_was_measured(folder) -> None:
     (line,) = bench(folder, "--scenario", "on-demand", "--k", 3, "--read-mode", "pread", *SHORT)
     assert (line["k"], line["routing"], line["routing_is_simulated"]) == (3, "model", False)
-    assert line["chip"] in line["machine"]
-    assert line["os"] in line["machine"]
-    assert line["versions"]["edge0"]
-    assert "commit" in line
+    assert knows_its_machine(line)
     assert len(line["steps"]) == line["tokens"] == 5
     assert all(0 <= wait <= whole for whole, wait, _ in line["steps"])
     whole = sorted(step[0] for step in line["steps"])
@@ -246,6 +248,7 @@ def test_every_scenario_has_every_figure_and_reads_what_its_name_says(folder, tm
     for line in told.values():
         assert all(isinstance(line[name], int | float) and np.isfinite(line[name]) for name in NUMBERS)
         assert (line["k"], line["drops"], line["cap_bytes"]) == (RECIPE.top_k, 0, None)
+        assert knows_its_machine(line)
         assert line["command"].startswith("edge0 bench ")
         assert line["bytes_per_token"] == pytest.approx(line["reads_per_token"] * EXPERT_BYTES, rel=1e-5)
     assert told["exact"]["reads_per_token"] == RECIPE.layers * RECIPE.top_k

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge0_ref import arithmetic, backend, decoder, prerouter
+from edge0_ref import backend, decoder, prerouter
 from edge0_ref.contract import Plan, Routing
 from edge0_ref.decoder import ReferenceDecoder, State
 from edge0_ref.executors.staged import StagedExecutor
@@ -102,13 +102,13 @@ def a_prediction_consumed_one_step_late(patch: pytest.MonkeyPatch) -> None:
 
 
 def the_first_position_of_a_chunk_predicts(patch: pytest.MonkeyPatch) -> None:
-    original = prerouter.predict
+    original = decoder.build_features
 
-    def predict(head: Any, features: np.ndarray, *multiply: Any) -> np.ndarray:
-        logits = original(head, features, *multiply)
-        return np.repeat(logits[:1], len(logits), axis=0)
+    def build_features(*given: Any) -> np.ndarray:
+        features = original(*given)
+        return np.repeat(features[:1], len(features), axis=0)
 
-    patch.setattr(arithmetic, "predict", predict)
+    patch.setattr(decoder, "build_features", build_features)
 
 
 def the_worst_predicted_are_consumed(patch: pytest.MonkeyPatch) -> None:

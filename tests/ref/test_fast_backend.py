@@ -11,10 +11,7 @@ import pytest
 from edge0_ref import fast_backend, fast_linear, fast_operands
 from edge0_ref.app import embedded_model
 from edge0_ref.backend import ReferenceBackend
-from edge0_ref.contract import (
-    EXECUTOR_KINDS,
-    Plan,
-)
+from edge0_ref.contract import EXECUTOR_KINDS, Plan
 from edge0_ref.fast_backend import NumbaBackend
 from edge0_ref.inventory import open_checkpoint
 from tests.ref.builders import Recipe, build

@@ -19,7 +19,7 @@ from edge0_ref.errors import CheckpointError
 from edge0_ref.expert_store import find_experts
 from edge0_ref.inventory import open_checkpoint
 from edge0_ref.packed import SIDECAR, PackedFiles, checksum, fingerprint, open_experts
-from edge0_ref.readers import BLOCK, open_reader, page_rows
+from edge0_ref.readers import BLOCK, DirectReader, open_reader, page_rows
 from tests.ref.builders import (
     MODEL,
     Recipe,
@@ -131,7 +131,6 @@ def with_and_without(request: pytest.FixtureRequest, tmp_path_factory: pytest.Te
 
 
 @pytest.mark.spec("STO-044")
-@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("executor", ["exact", "staged", "hot", "whole_layer"])
 @pytest.mark.parametrize("mode", READ_MODES)
 def test_results_and_counters_are_the_same_with_a_sidecar(
@@ -165,17 +164,36 @@ def test_predictions_are_the_same_with_a_sidecar(tmp_path: Path, opened: Open) -
 
 
 @pytest.mark.spec("STO-040")
-def test_a_packed_expert_of_whole_blocks_goes_straight_into_a_slot(tmp_path: Path) -> None:
-    folder, _ = make(tmp_path / "model", WHOLE_BLOCKS)
+def test_a_packed_expert_of_whole_blocks_goes_straight_into_a_slot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, tensors = make(tmp_path / "model", WHOLE_BLOCKS)
     pack(folder)
-    files = open_experts(open_checkpoint(folder), "pread")
-    for store in files.stores.values():
+    files = open_experts(open_checkpoint(folder), "direct")
+    monkeypatch.setattr(DirectReader, "_read_through_scratch", lambda *given: pytest.fail("a copy"))
+    for layer, store in files.stores.items():
         ((piece, _),) = store._ranges
         slots = page_rows(store.num_experts, store.layout.nbytes)
         assert slots.flags.c_contiguous
         assert piece.offset % BLOCK == piece.stride % BLOCK == 0
         assert all(slot.ctypes.data % BLOCK == slot.nbytes % BLOCK == 0 for slot in slots)
+        for expert, slot in enumerate(slots):
+            store.read_into(expert, slot)
+            assert slot.tobytes() == expert_bytes(tensors, layer, expert)
     files.close()
+
+
+@pytest.mark.spec("STO-021")
+@given(blocks=st.integers(1, 3), shift=st.integers(0, BLOCK - 1) | st.sampled_from([1, 64, 512]))
+def test_a_direct_read_fills_memory_that_begins_anywhere(tmp_path: Path, blocks: int, shift: int) -> None:
+    """Whether the file system reads into it or not."""
+    content = np.random.default_rng(blocks).integers(0, 256, blocks * BLOCK, np.uint8).tobytes()
+    (tmp_path / "file").write_bytes(content)
+    reader = open_reader(tmp_path / "file", "direct")
+    memory = page_rows(1, len(content) + BLOCK)[0][shift : shift + len(content)]
+    reader.read_into(0, memory.data)
+    assert memory.tobytes() == content
+    reader.close()
 
 
 @pytest.mark.spec("STO-021", "STO-020")
