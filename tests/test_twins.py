@@ -28,7 +28,6 @@ LEFT_OUT = {
         "linear_float32": "mx.matmul",
         "linear_quantized": "mx.quantized_matmul",
         "coefficient": "mx.dequantize",
-        "dequantize_row": "mx.dequantize",
         "dequantize_rows": "mx.dequantize",
         "l2_normalize": "functions.py has it in MLX's operations",
         "logistic": "mx.sigmoid",
