@@ -28,7 +28,7 @@ ROOT_OF_HALF = np.float32(math.sqrt(0.5))
 ROWS = 32  # a thread takes this many rows at a time, so which rows share a block depends on no thread
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@numba.njit(cache=True, nogil=True, forceinline=True)
 @no_type_check
 def numbers(words, first, kind):
     """Sixteen numbers of a kind."""

@@ -15,7 +15,7 @@ WHOLE = np.float32(1.5 * 2**23)  # float32 near it are whole numbers
 FREE = {"reassoc", "contract", "nsz", "arcp"}  # NaN and infinity stay what they are: they are looked for later
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@numba.njit(cache=True, nogil=True, forceinline=True)
 @no_type_check
 def exponential(x):
     """exp(x) of one float32, off by 2^-23 of it at most; beyond -87 and 88 the ends' values. The form vectorises.

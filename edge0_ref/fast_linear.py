@@ -95,7 +95,7 @@ def arrange_token(x, t, bits, size, turned, sums, p):
         sums[p, g] = total(group_sum) * RAISED
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@numba.njit(cache=True, nogil=True, forceinline=True)
 @no_type_check
 def dot_of_block(codes, turned, at):
     """Eight sixteens of codes times the block of `turned` that starts at `at`."""
@@ -109,7 +109,7 @@ def dot_of_block(codes, turned, at):
     return multiply_add(codes[7], load(turned, at + 7 * WIDTH), part)
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@numba.njit(cache=True, nogil=True, forceinline=True)
 @no_type_check
 def block_codes(packed, at):
     """The codes of a block as `dot_of_block` takes them."""
@@ -125,7 +125,7 @@ def block_codes(packed, at):
     )
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@numba.njit(cache=True, nogil=True, forceinline=True)
 @no_type_check
 def block_numbers(words, first, kind, size):
     """The scales of a block's groups, each in the lanes of its words; `first` is the block's first group."""
@@ -138,7 +138,7 @@ def block_numbers(words, first, kind, size):
     return quarters(a, b, number(words, first + 2, kind), number(words, first + 3, kind))
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@numba.njit(cache=True, nogil=True, forceinline=True)
 @no_type_check
 def dot_of_pair(packed, code, c, bits, turned, at):
     """Columns c .. c + 31 of a row that starts at packed[code], outside of blocks, times 32 of `turned`."""
@@ -149,7 +149,7 @@ def dot_of_pair(packed, code, c, bits, turned, at):
     return multiply_add(odd, load(turned, at + WIDTH), multiply_add(even, load(turned, at), zeros()))
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@numba.njit(cache=True, nogil=True, forceinline=True)
 @no_type_check
 def rows_of_one(packed, code, scales, scale, biases, bias, kind, bits, size, turned, sums, t, top, end, y):
     """y[t, r] of rows top .. end - 1. Row 0 starts at packed[code], scales[scale], biases[bias]."""
@@ -172,7 +172,7 @@ def rows_of_one(packed, code, scales, scale, biases, bias, kind, bits, size, tur
         y[t, r] = result * LOWERED
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@numba.njit(cache=True, nogil=True, forceinline=True)
 @no_type_check
 def rows_of_four(packed, code, scales, scale, biases, bias, kind, bits, size, turned, sums, t, top, end, y):
     """The same for tokens t .. t + 3: codes are unpacked once, and each token's additions are those of one alone."""

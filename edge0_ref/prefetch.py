@@ -73,16 +73,15 @@ class Read:
 
 
 class Prefetcher:
-    """[STO-030] One pool of threads for all layers. A read somebody waits for goes before reads for later."""
+    """[STO-030] One pool of threads for all layers. A read somebody waits for goes before reads for later.
+
+    One thread at a time submits. Readers start with the first reads they are given, up to `threads` of them.
+    """
 
     def __init__(self, threads: int) -> None:
         self._now, self._ahead = deque[Read](), deque[Read]()
         self._asked: SimpleQueue[bool] = SimpleQueue()  # True for each read in the two, False for a thread to stop
-        self._threads = [
-            threading.Thread(target=self._work, name=f"edge0-reader-{i}", daemon=True) for i in range(threads)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._most, self._threads = threads, list[threading.Thread]()
 
     def submit(self, store: ExpertStore, expert: int, slot: Array, urgency: Urgency) -> Read:
         """Ask for `expert` in `slot`; nothing else may touch the slot until the read has ended or is abandoned.
@@ -93,7 +92,14 @@ class Prefetcher:
         if urgency == "ahead" or slot.nbytes >= HAND_OVER_BYTES:
             (self._now if urgency == "now" else self._ahead).append(read)
             self._asked.put(True)
+            if len(self._threads) < self._most:
+                self._start_a_reader()
         return read
+
+    def _start_a_reader(self) -> None:
+        name = f"edge0-reader-{len(self._threads)}"
+        self._threads.append(threading.Thread(target=self._work, name=name, daemon=True))
+        self._threads[-1].start()
 
     def _work(self) -> None:
         while self._asked.get():
@@ -112,4 +118,4 @@ class Prefetcher:
             self._asked.put(False)
         for thread in self._threads:
             thread.join()
-        self._threads = []
+        self._most, self._threads = 0, []

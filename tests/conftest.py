@@ -1,6 +1,7 @@
 """Hypothesis profiles and run-time checked signatures, for every test."""
 
 import gc
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -11,6 +12,10 @@ from jaxtyping import install_import_hook
 
 # Shapes and dtypes in edge0_ref's signatures are checked at each call; this must come before its first import.
 install_import_hook("edge0_ref", "beartype.beartype")
+
+# A shell that starts tests in the background has everything they start ignore Ctrl-C, which some tests send.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]}
 settings.register_profile("ci", derandomize=True, max_examples=40, database=None, **COMMON)

@@ -40,12 +40,12 @@ def test_a_mutant_is_killed_by_the_requirement_it_breaks(verdicts: Verdicts, nam
 
 
 @pytest.mark.spec("BCK-003")
-def test_the_unbroken_reference_passes_what_kills_mutants(tmp_path: Path) -> None:
-    told, ids = tmp_path / "report.json", sorted(set(MUTANTS.values()))
-    command = [sys.executable, "-m", "conformance", "--backend", "reference"]
-    run = subprocess.run([*command, "--only", ",".join(ids), "--report", str(told)], cwd=ROOT, stdout=subprocess.PIPE)
-    statuses = {row["id"]: row["status"] for row in json.loads(told.read_text("utf-8"))["requirements"]}
-    assert run.returncode == os.EX_OK
-    # what only this repository's tests hold, or only programs, is judged elsewhere
-    assert set(statuses.values()) <= {"passed", "not run", "unclaimed"}
-    assert list(statuses.values()).count("passed") > 100
+def test_the_unbroken_reference_passes(tmp_path: Path) -> None:
+    """The whole suite, as its users run it: of a mutant that dies where nothing lives one learns nothing."""
+    report = tmp_path / "report.json"
+    command = [sys.executable, "-m", "conformance", "--backend", "reference", "--report", str(report)]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE)
+    assert done.returncode == os.EX_OK
+    statuses = [row["status"] for row in json.loads(report.read_text("utf-8"))["requirements"]]
+    assert set(statuses) == {"passed", "not run", "unclaimed"}
+    assert statuses.count("passed") > 100

@@ -13,6 +13,7 @@ from edge0_ref.app.shell import (
     DtypeName,
     Json,
     ModelFolder,
+    Options,
     PackedFile,
     ReadModeName,
     app,
@@ -90,7 +91,7 @@ def doctor(
 
 @command
 def bench(
-    context: typer.Context,
+    options: Options,
     model: ModelFolder = None,
     scenario: Annotated[
         str | None, typer.Option(help="on-demand, prefetch (default), resident, exact or oracle; several: a,b.")
@@ -120,16 +121,16 @@ def bench(
     if paper:
         if scenario or k:
             raise UsageError("--paper runs the scenarios and Ks of the paper's tables: without --scenario and --k")
-        run_paper(case_of(context, scenario="prefetch"), drawn, tell, table=not json)
+        run_paper(case_of(options, scenario="prefetch"), drawn, tell, table=not json)
         return
     scenarios, top_ks = (scenario or "prefetch").split(","), choose_numbers("--k", k)
-    cases = [case_of(context, scenario=name, k=each) for each in top_ks for name in scenarios]
+    cases = [case_of(options, scenario=name, k=each) for each in top_ks for name in scenarios]
     run_bench(cases, drawn, tell, table=not json)
 
 
 @command
 def trace(
-    context: typer.Context,
+    options: Options,
     model: ModelFolder = None,
     out: Annotated[str | None, typer.Option(metavar="FILE", help="The timeline, .json, for ui.perfetto.dev.")] = None,
     picture: Annotated[str | None, typer.Option(metavar="FILE", help="The same as a picture, .svg.")] = None,
@@ -153,17 +154,17 @@ def trace(
 
     from edge0_ref.app.trace import run_trace
 
-    told = run_trace(case_of(context), out, picture, tell)
+    told = run_trace(case_of(options), out, picture, tell)
     if json:
         print(dumps(told))
 
 
-def case_of(context: typer.Context, **changes: str | int | None) -> "Case":
+def case_of(options: Options, **changes: str | int | None) -> "Case":
     """What a command is to measure: the options that have the name of a field of a case are that field."""
     from edge0_ref.app.scenario import Case
     from edge0_ref.engine.memory import parse_size
 
-    options = {**context.params, **changes}
+    options = {**options, **changes}
     cap, cache = options["cap"], cache_folder(options["cache_home"])
     options |= {"cap": None if cap is None else parse_size(cap), "cache": None if cache is None else str(cache)}
     return Case(**{field.name: options[field.name] for field in fields(Case) if field.name in options})

@@ -22,7 +22,7 @@ from edge0_ref.backend import ReferenceBackend
 from edge0_ref.contract import Counters
 from edge0_ref.decoder import ReferenceDecoder
 from edge0_ref.errors import UsageError
-from tests.app.command import edge0, refused
+from tests.app.command import edge0, edge0_here, refusal
 from tests.ref.builders import Recipe, build, build_adapters
 
 RECIPE = Recipe(layers=4, experts=16, top_k=2)
@@ -217,8 +217,8 @@ def test_without_a_cgroup_that_is_said_and_the_case_runs_all_the_same(folder, mo
     ],
 )
 @pytest.mark.spec("ENG-065")
-def test_what_cannot_be_measured_is_refused(folder, arguments, says) -> None:
-    done = edge0("bench", folder, *arguments)
+def test_what_cannot_be_measured_is_refused(capsys, folder, arguments, says) -> None:
+    done = edge0_here(capsys, "bench", folder, *arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert says in done.stderr.splitlines()[-1]
 
@@ -230,8 +230,8 @@ def test_a_picture_that_cannot_be_written_is_a_named_error(tmp_path) -> None:
 
 
 @pytest.mark.spec("ENG-065", "ENG-071")
-def test_nothing_is_called_prefetch_without_heads(tmp_path) -> None:
-    assert "heads" in refused("bench", build(tmp_path, RECIPE), *SHORT)
+def test_nothing_is_called_prefetch_without_heads(capsys, tmp_path) -> None:
+    assert "heads" in refusal(edge0_here(capsys, "bench", build(tmp_path, RECIPE), *SHORT))
 
 
 @pytest.mark.spec("ENG-070", "ENG-071")

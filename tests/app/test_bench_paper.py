@@ -12,7 +12,7 @@ from edge0_ref.app.presets import LING, QWEN, make_config, model_of
 from edge0_ref.app.scenario import Case
 from edge0_ref.errors import BudgetError
 from edge0_ref.inventory import open_checkpoint
-from tests.app.command import edge0, refused
+from tests.app.command import edge0, edge0_here, refusal
 from tests.ref.builders import Recipe, build, build_adapters
 
 RECIPE = Recipe(layers=4, experts=16, top_k=2)
@@ -110,6 +110,6 @@ def test_the_command_measures_every_row_in_one_run(folder) -> None:
 
 
 @pytest.mark.spec("ENG-065", "ENG-078")
-def test_what_the_paper_does_not_have_is_refused(folder, tmp_path) -> None:
-    assert "--paper" in refused("bench", folder, "--paper", "--k", 2)
-    assert "heads" in refused("bench", build(tmp_path, RECIPE), "--paper")
+def test_what_the_paper_does_not_have_is_refused(capsys, folder, tmp_path) -> None:
+    assert "--paper" in refusal(edge0_here(capsys, "bench", folder, "--paper", "--k", 2))
+    assert "heads" in refusal(edge0_here(capsys, "bench", build(tmp_path, RECIPE), "--paper"))

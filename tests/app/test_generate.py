@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import signal
+import subprocess
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from safetensors.numpy import load_file
 
 from edge0_ref.app import embedded_model
 from edge0_ref.tokens import open_tokenizer
-from tests.app.command import ROOT, TIMEOUT, edge0, start
+from tests.app.command import ROOT, TIMEOUT, edge0, edge0_here, start
 from tests.app.terminal import read_all
 
 # what mlx-lm 0.32.2 continues "Genesis 1\n" with, greedily
@@ -21,9 +22,8 @@ GENESIS += [303, 656, 364, 12, 655, 280, 522, 364, 290, 491, 290, 364, 14, 199, 
 TOKENIZER = open_tokenizer(embedded_model())
 
 
-def result_of(*arguments: object) -> dict:
+def result_of(done: subprocess.CompletedProcess[str]) -> dict:
     """The JSON object on the last line; above it stands the same text."""
-    done = edge0("generate", *arguments, "--json")
     assert done.returncode == 0, done.stderr
     *text, last = done.stdout.splitlines()
     result = json.loads(last)
@@ -33,7 +33,7 @@ def result_of(*arguments: object) -> dict:
 
 @pytest.mark.spec("ENG-041", "ENG-044", "ENG-061")
 def test_the_embedded_model_goes_on_as_mlx_lm_does() -> None:
-    result = result_of("--prompt", "Genesis 1\n", "--max-tokens", 64, "--no-adapters")
+    result = result_of(edge0("generate", "--prompt", "Genesis 1\n", "--max-tokens", 64, "--no-adapters", "--json"))
     assert result["token_ids"] == GENESIS
     assert result["text"] == TOKENIZER.decode(GENESIS)
     assert (result["finish_reason"], result["drops"], result["seed"]) == ("length", 0, None)
@@ -47,59 +47,66 @@ def test_the_embedded_model_goes_on_as_mlx_lm_does() -> None:
     "options",
     [
         ("--executor", "exact", "--read-mode", "mmap"),
-        ("--executor", "hot", "--read-mode", "direct", "--memory", "1GiB"),
+        ("--executor", "hot", "--read-mode", "direct"),
         ("--executor", "whole_layer", "--backend", "edge0_ref.backend:create"),
         ("--slots", "1"),
     ],
 )
-def test_no_option_of_how_to_run_changes_the_text(options) -> None:
+def test_no_option_of_how_to_run_changes_the_text(capsys, options) -> None:
     ids = ",".join(map(str, TOKENIZER.encode("Genesis 1\n")))
-    assert result_of("--prompt-ids", ids, "--max-tokens", 6, "--no-adapters", *options)["token_ids"] == GENESIS[:6]
+    request = ("generate", "--prompt-ids", ids, "--max-tokens", 6, "--no-adapters", "--json")
+    assert result_of(edge0_here(capsys, *request, *options))["token_ids"] == GENESIS[:6]
 
 
 @pytest.mark.spec("ENG-011", "ENG-061")
-def test_a_fresh_seed_is_reported_and_gives_the_text_again() -> None:
-    sampled = ("--prompt", "And God said", "--max-tokens", 12, "--temperature", "1.5", "--top-p", "0.95")
-    done = edge0("generate", *sampled)
+def test_a_fresh_seed_is_reported_and_gives_the_text_again(capsys) -> None:
+    sampled = ("generate", "--prompt", "And God said", "--max-tokens", 12, "--temperature", "1.5", "--top-p", "0.95")
+    done = edge0_here(capsys, *sampled)
     seed = done.stderr.split()[-1]
     assert done.stderr == f"edge0: seed {seed}\n"
-    assert result_of(*sampled, "--seed", seed)["text"] == done.stdout.removesuffix("\n")
+    again = result_of(edge0_here(capsys, *sampled, "--seed", seed, "--json"))
+    assert again["text"] == done.stdout.removesuffix("\n")
 
 
 @pytest.mark.spec("ENG-020", "ENG-061")
-def test_a_stop_string_ends_the_text() -> None:
-    result = result_of("--prompt", "Genesis 1\n", "--stop", "zzz", "--stop", "saying", "--no-adapters")
+def test_a_stop_string_ends_the_text(capsys) -> None:
+    request = ("generate", "--prompt", "Genesis 1\n", "--stop", "zzz", "--stop", "saying", "--no-adapters", "--json")
+    result = result_of(edge0_here(capsys, *request))
     assert result["text"] == "The word of the LORD, "
     assert result["finish_reason"] == "stop"
 
 
 @pytest.mark.spec("ENG-003", "ENG-061")
-def test_chat_puts_the_prompt_into_the_template() -> None:
+def test_chat_puts_the_prompt_into_the_template(capsys) -> None:
     """The embedded model's template is the message itself."""
-    result = result_of("--chat", "--prompt", "Genesis 1\n", "--max-tokens", 4, "--no-adapters")
+    request = ("generate", "--chat", "--prompt", "Genesis 1\n", "--max-tokens", 4, "--no-adapters", "--json")
+    result = result_of(edge0_here(capsys, *request))
     assert result["token_ids"] == GENESIS[:4]
 
 
 @pytest.mark.spec("ENG-061")
-def test_a_model_without_a_tokenizer_gives_ids() -> None:
+def test_a_model_without_a_tokenizer_gives_ids(capsys) -> None:
     folder = ROOT / "tests" / "data" / "qwen_mlx4"
     expected = load_file(folder / "expected.safetensors")
     prompt = ",".join(map(str, expected["token_ids"].tolist()))
-    done = edge0("generate", folder, "--prompt-ids", prompt, "--max-tokens", 1)
+    done = edge0_here(capsys, "generate", folder, "--prompt-ids", prompt, "--max-tokens", 1)
     assert done.stdout.split() == [str(np.argmax(expected["logits_full"][-1]))]
 
 
 @pytest.mark.spec("ENG-030", "ENG-031")
 def test_a_budget_prints_its_plan_and_the_process_stays_within_it() -> None:
-    done = edge0("generate", "--prompt", "And", "--max-tokens", 3, "--memory", "400MiB", "--json")
+    request = ("--prompt", "Genesis 1\n", "--max-tokens", 3, "--no-adapters")
+    done = edge0("generate", *request, "--memory", "400MiB", "--json")
     assert "resident weights" in done.stderr
     assert "together, of 400 MiB" in done.stderr
-    assert json.loads(done.stdout.splitlines()[-1])["peak_bytes"] <= 400 * 2**20
+    result = result_of(done)
+    assert result["token_ids"] == GENESIS[:3]
+    assert result["peak_bytes"] <= 400 * 2**20
 
 
 @pytest.mark.spec("ENG-061")
-def test_the_table_of_costs_goes_to_stderr() -> None:
-    done = edge0("generate", "--prompt", "Genesis 1\n", "--max-tokens", 3, "--stats", "--no-adapters")
+def test_the_table_of_costs_goes_to_stderr(capsys) -> None:
+    done = edge0_here(capsys, "generate", "--prompt", "Genesis 1\n", "--max-tokens", 3, "--stats", "--no-adapters")
     assert done.stdout == TOKENIZER.decode(GENESIS[:3]) + "\n"
     assert all(word in done.stderr for word in ("bytes read", "in a slot", "dropped", "memory plan"))
 

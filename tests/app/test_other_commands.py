@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from edge0_ref.app import open_model
-from tests.app.command import ROOT, edge0, edge0_here, refusal
+from tests.app.command import ROOT, edge0_here, refusal
 from tests.ref.builders import Recipe, build, build_adapters
 
 RECIPE = Recipe(layers=4, experts=8, top_k=2, extras=True)
@@ -16,12 +16,12 @@ LORA = {"language_model.model.layers.0.mlp.shared_expert.up_proj": (64, 64)}
 
 
 @pytest.mark.spec("ENG-062")
-def test_logits_are_those_of_mlx_lm(tmp_path) -> None:
+def test_logits_are_those_of_mlx_lm(capsys, tmp_path) -> None:
     folder = ROOT / "tests" / "data" / "qwen_mlx4"
     expected = load_file(folder / "expected.safetensors")
     ids = expected["token_ids"].tolist()
     out = tmp_path / "out.safetensors"
-    done = edge0("logits", folder, "--prompt-ids", ",".join(map(str, ids)), "--out", out)
+    done = edge0_here(capsys, "logits", folder, "--prompt-ids", ",".join(map(str, ids)), "--out", out)
     assert done.returncode == 0, done.stderr
     written = load_file(out)
     assert written["logits"].dtype == np.float32
@@ -52,8 +52,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.spec("ENG-063", "PRE-018")
-def test_inspect_tells_what_the_folder_holds(folder) -> None:
-    done = edge0("inspect", folder, "--json")
+def test_inspect_tells_what_the_folder_holds(capsys, folder) -> None:
+    done = edge0_here(capsys, "inspect", folder, "--json")
     facts = json.loads(done.stdout)
     matrix = RECIPE.inner * RECIPE.hidden  # elements
     expert = 3 * matrix // 2 + 3 * 2 * 2 * matrix // RECIPE.group_size  # int4 codes, two bfloat16 a group
@@ -71,23 +71,25 @@ def test_inspect_tells_what_the_folder_holds(folder) -> None:
 
 
 @pytest.mark.spec("ENG-063")
-def test_inspect_tells_people_the_same(folder) -> None:
-    facts = json.loads(edge0("inspect", folder, "--json").stdout)
-    shown = edge0("inspect", folder).stdout
+def test_inspect_tells_people_the_same(capsys, folder) -> None:
+    facts = json.loads(edge0_here(capsys, "inspect", folder, "--json").stdout)
+    shown = edge0_here(capsys, "inspect", folder).stdout
     assert all(name in shown for section in facts.values() for name in section)
     assert f"{facts['experts']['bytes_per_expert']:,}" in shown
 
 
 @pytest.mark.spec("ENG-063")
-def test_inspect_without_adapters_does_not_open_them(folder) -> None:
-    assert json.loads(edge0("inspect", folder, "--no-adapters", "--json").stdout)["adapters"] == {"present": False}
+def test_inspect_without_adapters_does_not_open_them(capsys, folder) -> None:
+    assert json.loads(edge0_here(capsys, "inspect", folder, "--no-adapters", "--json").stdout)["adapters"] == {
+        "present": False
+    }
 
 
 @pytest.mark.spec("ENG-064")
 @pytest.mark.parametrize(("layer", "source"), [(1, "predicted one token ago"), (2, "router")])
-def test_step_shows_the_routing_that_is_executed(folder, layer, source) -> None:
+def test_step_shows_the_routing_that_is_executed(capsys, folder, layer, source) -> None:
     """Layers 0 and 2 own heads, so layers 1 and 3 consume predictions."""
-    done = edge0("step", folder, "--prompt-ids", "5,6,7", "--layer", layer)
+    done = edge0_here(capsys, "step", folder, "--prompt-ids", "5,6,7", "--layer", layer)
     assert done.returncode == 0, done.stderr
     seen = {}
     with open_model(folder, observe=lambda point, at, value: seen.update({(point, at): value})) as model:

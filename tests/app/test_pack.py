@@ -13,7 +13,7 @@ from edge0_ref.app import pack
 from edge0_ref.app.pack import run_pack
 from edge0_ref.errors import UsageError
 from edge0_ref.packed import SIDECAR
-from tests.app.command import edge0_here, refusal, refused
+from tests.app.command import edge0_here, refusal
 from tests.ref.builders import Recipe, build
 
 RECIPE = Recipe(layers=4, experts=3)
@@ -123,11 +123,11 @@ def test_generate_finds_the_sidecar_and_inspect_tells(
 
 @pytest.mark.spec("STO-042", "ENG-065")
 def test_what_cannot_be_packed_or_used_is_refused(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert "nowhere" in refused("pack", "nowhere")
-    assert "nowhere" in refused("pack", folder, "--out", "nowhere")
-    assert "edge0 pack" in refused("generate", folder, "--prompt-ids", "5", "--packed", tmp_path)
+    assert "nowhere" in refusal(edge0_here(capsys, "pack", "nowhere"))
+    assert "nowhere" in refusal(edge0_here(capsys, "pack", folder, "--out", "nowhere"))
+    assert "edge0 pack" in refusal(edge0_here(capsys, "generate", folder, "--prompt-ids", "5", "--packed", tmp_path))
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
     with pytest.raises(UsageError, match=r"needs .* \(\d+ bytes\), the disk has 1000 B free"):

@@ -22,7 +22,7 @@ from edge0_ref.app.synth import ASIDE, adapter_files, model_files, run_synth, sh
 from edge0_ref.errors import CheckpointError, UsageError
 from edge0_ref.inventory import open_checkpoint
 from edge0_ref.tokens import open_tokenizer
-from tests.app.command import ROOT, edge0, refused, start
+from tests.app.command import ROOT, edge0, edge0_here, refusal, start
 from tests.ref.builders import Tensor, expert_bytes
 from tests.ref.ling import tensors_of
 
@@ -255,8 +255,8 @@ def test_a_killed_run_leaves_nothing_that_opens_and_the_next_one_works(tmp_path:
         (["ling-3.0-tiny", "--out", "x", "--layers", "0"], "num_hidden_layers is 0"),
     ],
 )
-def test_a_wrong_request_is_refused_before_anything_is_made(arguments: list[str], says: str) -> None:
-    assert says in refused("synth", *arguments)
+def test_a_wrong_request_is_refused_before_anything_is_made(capsys, arguments: list[str], says: str) -> None:
+    assert says in refusal(edge0_here(capsys, "synth", *arguments))
     assert not (ROOT / "x").exists()
 
 

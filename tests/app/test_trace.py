@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.app.command import edge0, refused
+from tests.app.command import edge0, edge0_here, refusal
 from tests.ref.builders import Recipe, build, build_adapters
 
 RECIPE = Recipe(layers=4, experts=16, top_k=2)
@@ -131,7 +131,7 @@ def test_the_picture_is_well_formed_and_shows_every_read_inside_itself(traced, e
 
 
 @pytest.mark.spec("ENG-065")
-def test_a_timeline_needs_a_place_and_that_place_a_folder(tmp_path) -> None:
+def test_a_timeline_needs_a_place_and_that_place_a_folder(capsys, tmp_path) -> None:
     folder = build(tmp_path, RECIPE)
-    assert "--out" in refused("trace", folder)
-    assert "no/such" in refused("trace", folder, "--out", "no/such/trace.json")
+    assert "--out" in refusal(edge0_here(capsys, "trace", folder))
+    assert "no/such" in refusal(edge0_here(capsys, "trace", folder, "--out", "no/such/trace.json"))

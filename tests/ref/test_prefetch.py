@@ -82,11 +82,16 @@ def test_a_read_that_failed_is_tried_once_more_by_whoever_needs_it(threads: int,
 def test_close_waits_for_the_read_in_flight_and_leaves_no_thread() -> None:
     before = readers()
     store, prefetcher = MemoryStore(2), Prefetcher(threads=3)
+    prefetcher.submit(store, 1, slot(), "now").wait()
+    assert readers() == before  # nobody else had anything to do
+    for expert in (0, 1, 0, 1):
+        prefetcher.submit(store, expert, slot(), "ahead").join()
     assert len(readers()) == len(before) + 3
     store.gate.clear()
     held = slot()
     prefetcher.submit(store, 1, held, "ahead")
-    assert store.begun.acquire(timeout=60)
+    for _ in range(6):
+        assert store.begun.acquire(timeout=60)
     closing = threading.Thread(target=prefetcher.close, daemon=True)
     closing.start()
     closing.join(timeout=0.05)
