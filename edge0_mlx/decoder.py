@@ -114,17 +114,17 @@ class MlxDecoder:
     def prefill(self, tokens: Sequence[int]) -> Float32[mx.array, " vocab"]:
         """Append prompt tokens; logits of the last. Raises UsageError for no tokens or a full context."""
         *_, last = self._chunks(tokens, every=False)
-        return last[0]
+        return self._whole(last)[0]
 
     def all_logits(self, tokens: Sequence[int]) -> Float32[mx.array, "tokens vocab"]:
-        return mx.concatenate(list(self._chunks(tokens, every=True)))
+        return self._whole(mx.concatenate(list(self._chunks(tokens, every=True))))
 
     def step(self, token: int) -> Float32[mx.array, " vocab"]:
         """Append one token, routed by the predictions made for its position where there are any."""
         start, waited, evaluations = time.perf_counter(), self._waited, self.counters.evaluations
         self._check([token])
         hidden = self._forward([token], self._decode)
-        logits = self._evaluated_logits(self._logits_of_one(hidden))[0]
+        logits = self._whole(self._evaluated_logits(self._logits_of_one(hidden)))[0]
         seconds = time.perf_counter() - start - (self._waited - waited)
         self._steps.append((seconds, self.counters.evaluations - evaluations))
         return logits
@@ -235,10 +235,14 @@ class MlxDecoder:
 
     def _evaluated_logits(self, logits: Float32[mx.array, "tokens vocab"]) -> Float32[mx.array, "tokens vocab"]:
         self._evaluate(logits)
-        self._interrupted = False
         self._note("logits", -1, logits)
         if not np.isfinite(np.array(logits, copy=False)).all():
             raise NonFiniteError(f"logits of tokens up to position {self.position - 1} hold NaN or infinity")
+        return logits
+
+    def _whole(self, logits: Float32[mx.array, "tokens vocab"]) -> Float32[mx.array, "tokens vocab"]:
+        """The call has come to its end: the next one may begin."""
+        self._interrupted = False
         return logits
 
     def _note(self, point: str, layer: int, value: Any) -> None:
@@ -251,6 +255,8 @@ class MlxDecoder:
         self.evaluations.forget()
         if self._interrupted:
             self._stretches.forget()  # what failed may have let go of its slots
+            for executor in self._prefill.values():
+                executor.close()  # in mid-layer it still holds that layer's memory
         self._pending, self._interrupted = [], False
 
     def reset(self) -> None:

@@ -144,15 +144,18 @@ class ReferenceDecoder:
         """Append prompt tokens; logits of the last. Raises UsageError for no tokens or a full context."""
         for hidden in self._chunks(tokens):
             last = hidden[-1:]
-        return self._last_logits(last)
+        logits: Float32[np.ndarray, " vocab"] = self._whole(self._logits(last))[0]
+        return logits
 
     def all_logits(self, tokens: Sequence[int]) -> Float32[np.ndarray, "tokens vocab"]:
-        return np.concatenate([self._logits(hidden) for hidden in self._chunks(tokens)])
+        return self._whole(np.concatenate([self._logits(hidden) for hidden in self._chunks(tokens)]))
 
     def step(self, token: int) -> Float32[np.ndarray, " vocab"]:
         """Append one token, routed by the predictions made for its position where there are any."""
         self._check([token])
-        return self._last_logits(self._forward([token], self._decode))
+        hidden = self._forward([token], self._decode)
+        logits: Float32[np.ndarray, " vocab"] = self._whole(self._logits(hidden))[0]
+        return logits
 
     def _chunks(self, tokens: Sequence[int]) -> Iterable[Activations]:
         """[PRE-008] A prompt is routed by the routers: predictions of an earlier turn are forgotten, not consumed."""
@@ -186,13 +189,14 @@ class ReferenceDecoder:
         with np.errstate(over="ignore", invalid="ignore"):  # routers and logits are checked, and name the place
             for layer in self.layers:
                 prefill = None if executors is self._decode else executors.get(layer.number)
-                if prefill is not None:
-                    prefill.prepare(())  # a whole layer is read while its mixer computes
-                hidden = self._run_layer(layer, hidden, consumed.get(layer.number), executors)
-                if prefill is not None:
-                    prefill.close()  # a layer's prefill memory is the next layer's
+                try:
+                    if prefill is not None:
+                        prefill.prepare(())  # a whole layer is read while its mixer computes
+                    hidden = self._run_layer(layer, hidden, consumed.get(layer.number), executors)
+                finally:
+                    if prefill is not None:
+                        prefill.close()  # a layer's prefill memory is the next layer's
         self.state.position += len(tokens)
-        self._interrupted = False
         return hidden
 
     def _run_layer(
@@ -259,8 +263,9 @@ class ReferenceDecoder:
         self.state.predicted[consumer.layer] = prediction
         self._decode[consumer.layer].prepare([int(expert) for expert in prediction.experts[0]])
 
-    def _last_logits(self, hidden: Activations) -> Float32[np.ndarray, " vocab"]:
-        logits: Float32[np.ndarray, " vocab"] = self._logits(hidden)[0]
+    def _whole(self, logits: Float32[np.ndarray, "tokens vocab"]) -> Float32[np.ndarray, "tokens vocab"]:
+        """The call has come to its end: the next one may begin."""
+        self._interrupted = False
         return logits
 
     def _logits(self, hidden: Activations) -> Float32[np.ndarray, "tokens vocab"]:

@@ -3,68 +3,66 @@
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import SimpleQueue
-from typing import Literal
+from typing import Any, Literal
 
 from edge0_ref.contract import Array, ExpertStore
+from edge0_ref.errors import ReadError
 
 Urgency = Literal["now", "ahead"]
 HAND_OVER_BYTES = 256 * 1024  # below, waking a thread costs more than the read
-
-
-def held_lock() -> threading.Lock:
-    """For others to wait on until whoever made it releases it: an event costs each read several times as much."""
-    lock = threading.Lock()
-    lock.acquire()
-    return lock
 
 
 @dataclass(eq=False)
 class Read:
     """One expert on its way into one slot. Whoever takes `claim` first, a reader or the caller, does the work.
 
-    unfinished: held until the read has ended.
+    busy: held by a reader while it may be at work. done: the bytes are there. Locks, as an event costs each read
+    several times as much. The caller may be interrupted at any line, a reader is not; so nobody waits for the caller,
+    and a lock that an interrupted caller has kept is one it may take again.
     """
 
     store: ExpertStore
     expert: int
     slot: Array
     claim: threading.Lock = field(default_factory=threading.Lock)
-    unfinished: threading.Lock = field(default_factory=held_lock)
-    error: BaseException | None = None
+    busy: Any = field(default_factory=threading.RLock)
+    done: bool = False
 
     def run(self) -> None:
-        """Read in this thread, unless another has claimed it."""
-        if not self.claim.acquire(blocking=False):
-            return
-        try:
-            self.store.read_into(self.expert, self.slot)
-        except BaseException as error:
-            self.error = error
-        self.unfinished.release()
+        """Read in a reader's thread, unless the caller has claimed it. What fails is not done."""
+        if self.busy.acquire(blocking=False):  # else the caller is here, so it has claimed the read
+            if self.claim.acquire(blocking=False):
+                with suppress(BaseException):
+                    self._fill()
+            self.busy.release()
 
-    def join(self) -> None:
-        """Until the read has ended, well or not."""
-        with self.unfinished:
-            pass
+    def _fill(self) -> None:
+        self.store.read_into(self.expert, self.slot)
+        self.done = True
 
     def wait(self) -> float:
-        """[STO-031] Until the bytes are there; the seconds it took. Raises what the read raised.
+        """[STO-031] Until the bytes are there; the seconds it took. Raises what the read raises.
 
         A read that no thread has begun is done by the caller itself, who would otherwise only sleep. One that failed
         is tried again: a read ahead is a hint, so what counts is whether it fails now that it is needed.
         """
         start = time.perf_counter()
-        if self.unfinished.locked():
-            self.run()
+        if self.claim.acquire(blocking=False):
+            with suppress(Exception):
+                self._fill()
+        else:
             self.join()
-        if isinstance(self.error, Exception):
-            self.store.read_into(self.expert, self.slot)
-            self.error = None
-        elif self.error is not None:
-            raise self.error
+        if not self.done:
+            self._fill()
         return time.perf_counter() - start
+
+    def join(self) -> None:
+        """Until the reader that has claimed it, if one has, is done with the slot."""
+        with self.busy:
+            pass
 
     def abandon(self) -> None:
         """Nobody needs it any more. If a reader is at work, wait: the slot must have no writer afterwards."""
@@ -83,23 +81,27 @@ class Prefetcher:
         self._asked: SimpleQueue[bool] = SimpleQueue()  # True for each read in the two, False for a thread to stop
         self._most, self._threads = threads, list[threading.Thread]()
 
-    def submit(self, store: ExpertStore, expert: int, slot: Array, urgency: Urgency) -> Read:
-        """Ask for `expert` in `slot`; nothing else may touch the slot until the read has ended or is abandoned.
+    def submit(self, read: Read, urgency: Urgency) -> Read:
+        """Ask for a read, and return it; nothing else may touch its slot until it has ended or is abandoned.
 
-        A small read that is needed now is left to the caller's `wait`.
+        A small one that is needed now is left to the caller's `wait`. Raises ReadError where no thread can be had.
+        Whoever may be interrupted keeps the read before it is asked for: else a reader may fill a slot of another.
         """
-        read = Read(store, expert, slot)
-        if urgency == "ahead" or slot.nbytes >= HAND_OVER_BYTES:
-            (self._now if urgency == "now" else self._ahead).append(read)
-            self._asked.put(True)
+        if urgency == "ahead" or read.slot.nbytes >= HAND_OVER_BYTES:
             if len(self._threads) < self._most:
                 self._start_a_reader()
+            (self._now if urgency == "now" else self._ahead).append(read)
+            self._asked.put(True)
         return read
 
     def _start_a_reader(self) -> None:
-        name = f"edge0-reader-{len(self._threads)}"
-        self._threads.append(threading.Thread(target=self._work, name=name, daemon=True))
-        self._threads[-1].start()
+        number = len(self._threads)
+        thread = threading.Thread(target=self._work, name=f"edge0-reader-{number}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            raise ReadError(f"reader thread {number + 1} of {self._most} cannot be started: {error}") from None
+        self._threads.append(thread)
 
     def _work(self) -> None:
         while self._asked.get():

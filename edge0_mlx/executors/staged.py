@@ -41,6 +41,7 @@ class StagedExecutor:
         self._table = SlotTable(self._slots, self.policy)
         self._bank: Bank | None = None  # allocated by the first read
         self._reads: dict[int, Read] = {}  # slot -> a read that nobody has waited for yet
+        self._asked: dict[int, int] = {}  # slot -> the expert whose bytes were asked for last
         self._ahead: set[int] = set()  # read ahead and not used since
 
     @property
@@ -48,9 +49,13 @@ class StagedExecutor:
         return frozenset(self._table.slot_of)
 
     def prepare(self, experts: Sequence[int]) -> None:
-        for placement in self._table.hint(experts):
-            self._read(placement, "ahead")
-            self._ahead.add(placement.expert)
+        try:
+            for placement in self._table.hint(experts):
+                self._read(placement, "ahead")
+                self._ahead.add(placement.expert)
+        except BaseException:
+            self._forget_unread()
+            raise
 
     def __call__(self, x: mx.array, routing: Routing) -> mx.array:
         """[EXE-011] Run resident experts and missing ones together, or as many at a time as there are slots."""
@@ -97,6 +102,9 @@ class StagedExecutor:
                 group |= {expert: self._table.slot_of[expert] for expert in ready}
                 self.counters.on_demand += len(placements)
                 ready, missing = [p.expert for p in placements], missing[len(placements) :]
+        except BaseException:
+            self._forget_unread()
+            raise
         finally:
             self._table.finish_call()
         yield self._allocated(), group
@@ -126,9 +134,17 @@ class StagedExecutor:
         self._evaluations.settle(self)
         self._ahead.discard(placement.expert)
         slot = self._allocated().slots[placement.slot]
-        self._reads[placement.slot] = self._prefetcher.submit(slot, placement.expert, slot.bytes, urgency)
+        self._reads[placement.slot] = Read(slot, placement.expert, slot.bytes)
+        self._asked[placement.slot] = placement.expert
+        self._prefetcher.submit(self._reads[placement.slot], urgency)
         self.counters.reads += 1
         self.counters.bytes_read += slot.bytes.nbytes
+
+    def _forget_unread(self) -> None:
+        """[EXE-028] What ended early, by a signal say, may have given slots to experts whose bytes nobody asked for."""
+        for expert, slot in [*self._table.slot_of.items()]:
+            if self._asked.get(slot) != expert:
+                self._table.forget(expert)
 
     def _wait_for(self, experts: Sequence[int]) -> None:
         """Until the bytes of all are there; those met before a read fails count as used."""
@@ -158,6 +174,7 @@ class StagedExecutor:
         except BaseException:
             self._table.forget(expert)  # the slot holds no expert; the next call reads again
             self._ahead.discard(expert)
+            self._asked.pop(slot, None)
             raise
         del self._reads[slot]
         self._allocated().publish(slot)

@@ -38,11 +38,14 @@ class WholeLayerExecutor:
 
     def _load(self) -> Bank:
         if self._bank is None:
-            self._bank = Bank(self._store, self._store.num_experts, self._device)
-            self._reads = [
-                self._prefetcher.submit(slot, expert, slot.bytes, "ahead")
-                for expert, slot in enumerate(self._bank.slots)
-            ]
+            try:
+                self._bank = Bank(self._store, self._store.num_experts, self._device)
+                for expert, slot in enumerate(self._bank.slots):
+                    self._reads.append(Read(slot, expert, slot.bytes))
+                    self._prefetcher.submit(self._reads[-1], "ahead")
+            except BaseException:
+                self.close()
+                raise
             self.counters.reads += len(self._reads)
             self.counters.bytes_read += len(self._reads) * self._store.layout.nbytes
         return self._bank

@@ -27,7 +27,7 @@ from edge0_ref.errors import CheckpointError, ReadError, UsageError
 from edge0_ref.expert_store import ExpertFiles, FileExpertStore
 from edge0_ref.inventory import open_checkpoint
 from edge0_ref.packed import SIDECAR, PackedFiles, PackedLayer, checksum, make_header, read_checksums, seal
-from edge0_ref.prefetch import Prefetcher
+from edge0_ref.prefetch import Prefetcher, Read
 from edge0_ref.readers import page_rows
 
 READERS = 2
@@ -161,7 +161,7 @@ def read_all(store: FileExpertStore) -> Iterator[tuple[int, Array]]:
     """Every expert in order, and its bytes, which are there until the next one is asked for."""
     slots = page_rows(min(SLOTS, store.num_experts), store.layout.nbytes)
     prefetcher = Prefetcher(READERS)
-    coming = deque(prefetcher.submit(store, expert, slot, "ahead") for expert, slot in enumerate(slots))
+    coming = deque(prefetcher.submit(Read(store, expert, slot), "ahead") for expert, slot in enumerate(slots))
     try:
         for expert in range(store.num_experts):
             read = coming.popleft()
@@ -169,7 +169,7 @@ def read_all(store: FileExpertStore) -> Iterator[tuple[int, Array]]:
             yield expert, read.slot
             following = expert + len(slots)
             if following < store.num_experts:
-                coming.append(prefetcher.submit(store, following, read.slot, "ahead"))
+                coming.append(prefetcher.submit(Read(store, following, read.slot), "ahead"))
     finally:
         for read in coming:
             read.abandon()

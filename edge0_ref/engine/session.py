@@ -122,9 +122,15 @@ class Session:
     def logits(self, prompt: Prompt) -> Array:
         """Logits of every token of a prompt, float32 [tokens, vocab], from position 0."""
         ids = prompt_ids(prompt, self.tokenizer, self.config)
-        self.running = None
-        self.decoder.reset()
+        self.begin(None)
         return self.to_numpy(self.decoder.all_logits(ids))
+
+    def begin(self, text: "Generation | None") -> None:
+        """The decoder, at position 0, is for `text` now."""
+        if self.running:
+            self.running.settle()
+        self.running = text
+        self.decoder.reset()
 
 
 def prompt_ids(prompt: Prompt, tokenizer: Tokenizer | None, config: ModelConfig) -> list[int]:
@@ -178,7 +184,9 @@ class Generation(Iterator[Piece]):
         self._finish_reason: FinishReason | None = None
         self._cached_tokens = 0
         self._prefill_seconds = self._decode_seconds = 0.0
-        self._counters_before = replace(session.decoder.counters)
+        self._steps = 0
+        self._counters_before = Counters()
+        self._counters_after: Counters | None = Counters()  # None while the decoder is at this text
         self._pieces = self._run()
 
     def __iter__(self) -> "Generation":
@@ -190,6 +198,18 @@ class Generation(Iterator[Piece]):
         return piece
 
     def _run(self) -> Iterator[Piece]:
+        try:
+            yield from self._decode()
+        finally:
+            if self._session.running is self:
+                self.settle()
+
+    def settle(self) -> None:
+        """[ENG-041] Whatever the decoder does from now on is not this text's."""
+        if self._counters_after is None:
+            self._counters_after = replace(self._session.decoder.counters)
+
+    def _decode(self) -> Iterator[Piece]:
         """[ENG-044] Ends at an end id ("stop"), a stop string ("stop"), max_tokens or a full context ("length")."""
         draws = DrawStream(self._settings.seed or 0)
         logits = self._prefill()
@@ -215,9 +235,8 @@ class Generation(Iterator[Piece]):
 
     def _prefill(self) -> Array:
         start, session = time.perf_counter(), self._session
-        session.running = self
-        session.decoder.reset()
-        self._counters_before = replace(session.decoder.counters)
+        session.begin(self)
+        self._counters_before, self._counters_after = replace(session.decoder.counters), None
         if self._asked and self._asked.of_prompt:
             logits = self._score_prompt(self._asked.top)
         elif session.prefixes:
@@ -244,6 +263,7 @@ class Generation(Iterator[Piece]):
         start = time.perf_counter()
         logits = self._session.to_numpy(self._session.decoder.step(token))
         self._decode_seconds += time.perf_counter() - start
+        self._steps += 1
         return logits
 
     def _rest(self) -> Iterator[Piece]:
@@ -269,7 +289,7 @@ class Generation(Iterator[Piece]):
     @property
     def result(self) -> Result:
         """The text so far and what it cost so far; finish_reason is None while it goes on."""
-        spent = counters_between(self._counters_before, self._session.decoder.counters)
+        spent = counters_between(self._counters_before, self._counters_after or self._session.decoder.counters)
         needed = spent.hits + spent.read_ahead + spent.on_demand
         return Result(
             text=self._text,
@@ -279,7 +299,7 @@ class Generation(Iterator[Piece]):
             cached_tokens=self._cached_tokens,
             seed=self._settings.seed,
             prefill_tokens_per_second=rate(len(self._prompt) - self._cached_tokens, self._prefill_seconds),
-            tokens_per_second=rate(max(len(self._token_ids) - 1, 0), self._decode_seconds),
+            tokens_per_second=rate(self._steps, self._decode_seconds),
             time_to_first_token=self._prefill_seconds,
             hit_rate=spent.hits / needed if needed else 0.0,
             peak_bytes=peak_bytes(),

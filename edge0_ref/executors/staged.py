@@ -48,9 +48,13 @@ class StagedExecutor:
         return frozenset(self._table.slot_of)
 
     def prepare(self, experts: Sequence[int]) -> None:
-        for placement in self._table.hint(experts):
-            self._read(placement, "ahead")
-            self._ahead.add(placement.expert)
+        try:
+            for placement in self._table.hint(experts):
+                self._read(placement, "ahead")
+                self._ahead.add(placement.expert)
+        except BaseException:
+            self._forget_unread()
+            raise
 
     def __call__(self, x: Array, routing: Routing) -> Array:
         """[EXE-011] Run resident experts, then missing ones, as many at a time as there are slots."""
@@ -68,6 +72,9 @@ class StagedExecutor:
                     self._run(outputs, x, ((uses[expert], self._wait(expert)) for expert in ready), self._bank)
                 self.counters.on_demand += len(placements)
                 ready, missing = [p.expert for p in placements], missing[len(placements) :]
+        except BaseException:
+            self._forget_unread()
+            raise
         finally:
             self._table.finish_call()
         return combine(outputs, routing.weights)
@@ -89,9 +96,16 @@ class StagedExecutor:
         if self._bank is None:
             self._bank = empty_bank(self._store.layout, self._slots)
         slot = self._bank[placement.slot]
-        self._reads[placement.slot] = self._prefetcher.submit(self._store, placement.expert, slot, urgency)
+        self._reads[placement.slot] = Read(self._store, placement.expert, slot)
+        self._prefetcher.submit(self._reads[placement.slot], urgency)
         self.counters.reads += 1
         self.counters.bytes_read += slot.nbytes
+
+    def _forget_unread(self) -> None:
+        """[EXE-028] What ended early, by a signal say, may have given slots to experts whose bytes nobody asked for."""
+        for expert, slot in [*self._table.slot_of.items()]:
+            if slot not in self._reads or self._reads[slot].expert != expert:
+                self._table.forget(expert)
 
     def _wait(self, expert: int) -> int:
         """The slot of an expert, once its bytes are there."""

@@ -31,11 +31,14 @@ class WholeLayerExecutor:
 
     def _load(self) -> Bank:
         if self._bank is None:
-            self._bank = empty_bank(self._store.layout, self._store.num_experts)
-            self._reads = [
-                self._prefetcher.submit(self._store, expert, slot, "ahead")
-                for expert, slot in enumerate(self._bank.memory)
-            ]
+            try:
+                self._bank = empty_bank(self._store.layout, self._store.num_experts)
+                for expert, slot in enumerate(self._bank.memory):
+                    self._reads.append(Read(self._store, expert, slot))
+                    self._prefetcher.submit(self._reads[-1], "ahead")
+            except BaseException:
+                self.close()
+                raise
             self.counters.reads += len(self._reads)
             self.counters.bytes_read += self._bank.memory.nbytes
         return self._bank

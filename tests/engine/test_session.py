@@ -201,3 +201,27 @@ def test_the_counters_of_a_text_add_up(session) -> None:
     expert = 20_736  # bytes: 3 matrices of 64 x 192, 4 bits, and two bfloat16 for every 64
     assert result.bytes_read == result.reads * expert
     assert result.drops == 0
+
+
+@pytest.mark.spec("ENG-041")
+@pytest.mark.parametrize("read_to_the_end", [True, False])
+def test_what_a_text_cost_is_not_changed_by_the_texts_after_it(read_to_the_end: bool) -> None:
+    session = session_of([5] * 40)
+    never_begun, text = session.generate([1], 4), session.generate([1, 2], 4)
+    for _ in text if read_to_the_end else [next(text)]:
+        pass
+    cost = {name: value for name, value in asdict(text.result).items() if name != "peak_bytes"}
+    list(session.generate([3], 9))
+    session.begin(None)
+    session.decoder.prefill([1, 2, 3])
+    assert {name: value for name, value in asdict(text.result).items() if name != "peak_bytes"} == cost
+    assert never_begun.result.reads == 0
+
+
+@pytest.mark.spec("ENG-041")
+@given(before=st.integers(0, 6))
+def test_tokens_a_second_are_steps_a_second_however_a_text_ends(before: int) -> None:
+    """The step that gives an end id is one."""
+    ended = session_of([5] * before + [END]).generate([1], 40)
+    list(ended)
+    assert ended.result.tokens_per_second == pytest.approx(before / ended._decode_seconds if before else 0.0)

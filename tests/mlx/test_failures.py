@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,8 +31,9 @@ def tokens_of(backend: Any, decoder: Any) -> Array:
 def test_after_an_error_in_mid_call_a_reset_decoder_is_a_new_one(
     opened: Opened, small: Checkpoint, adapters: Adapters, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
-    wanted = tokens_of(opened.backend, opened(small, PLAN, adapters))
-    decoder = opened(small, PLAN, adapters)
+    plan = replace(PLAN, prefill_executor="whole_layer")
+    wanted = tokens_of(opened.backend, opened(small, plan, adapters))
+    decoder = opened(small, plan, adapters)
     decoder.prefill([7, 8])
     read_into = FileExpertStore.read_into
 
@@ -47,6 +49,7 @@ def test_after_an_error_in_mid_call_a_reset_decoder_is_a_new_one(
     with pytest.raises(UsageError, match="failed half-way"):
         decoder.step(1)
     decoder.reset()
+    assert not any(executor.resident for executor in decoder._prefill.values())
     np.testing.assert_array_equal(tokens_of(opened.backend, decoder), wanted)
 
 

@@ -144,3 +144,29 @@ def test_what_mlx_cannot_evaluate_is_an_error_of_edge0(monkeypatch: pytest.Monke
     monkeypatch.setattr(mx, "eval", fails)
     with pytest.raises(BackendError, match="Unable to allocate"):
         Evaluations(Counters()).run(mx.array(1))
+
+
+@pytest.mark.spec("EXE-028", "BCK-004")
+def test_an_evaluation_that_fails_before_a_read_leaves_no_expert_without_its_bytes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Slots are given away, then the graphs over them are run: where that fails, nobody has them."""
+
+    def out_of_memory(*arrays: object) -> None:
+        raise RuntimeError("[metal::malloc] Unable to allocate")
+
+    store = MemoryStore(8)
+    for refused in (lambda lazy: lazy.executor(mx.array(X), routed(2, 3)), lambda lazy: lazy.executor.prepare([2, 3])):
+        lazy = Lazy(store, 2)
+        lazy.executor(mx.array(X), routed(0, 1))
+        lazy.executor.release_hints()
+        with monkeypatch.context() as patch:
+            patch.setattr(mx, "eval", out_of_memory)
+            with pytest.raises(BackendError, match="Unable to allocate"):
+                refused(lazy)
+        lazy.evaluations.forget()
+        lazy.executor.release_hints()
+        for experts in ((2, 3), (0, 1), (3, 4)):
+            close_to(lazy.executor(mx.array(X), routed(*experts)), store, routed(*experts))
+        lazy.close()
+        lazy.close()

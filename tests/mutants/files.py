@@ -184,21 +184,20 @@ def refused_direct_reads_go_through_the_cache(patch: pytest.MonkeyPatch) -> None
 def urgent_reads_wait_their_turn(patch: pytest.MonkeyPatch) -> None:
     original = Prefetcher.submit
 
-    def submit(self: Prefetcher, store: Any, expert: int, slot: Any, urgency: str) -> Read:
-        return original(self, store, expert, slot, "ahead")
+    def submit(self: Prefetcher, read: Read, urgency: str) -> Read:
+        return original(self, read, "ahead")
 
     patch.setattr(Prefetcher, "submit", submit)
 
 
 def a_failed_read_is_not_tried_again(patch: pytest.MonkeyPatch) -> None:
-    original = Read.wait
-
     def wait(read: Read) -> float:
-        if read.unfinished.acquire(timeout=0.05):
-            read.unfinished.release()
-            if read.error is not None:
-                raise read.error
-        return original(read)
+        if read.claim.acquire(blocking=False):
+            read._fill()
+        read.join()
+        if not read.done:
+            raise ReadError("the read ahead failed")
+        return 0.0
 
     patch.setattr(Read, "wait", wait)
 

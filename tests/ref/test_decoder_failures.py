@@ -85,3 +85,29 @@ def test_a_head_that_overflows_is_an_error_that_names_both_layers(tmp_path: Path
     with pytest.raises(NonFiniteError, match="layer 0 predicting for layer 1"):
         decoder.prefill([1, 2])
     decoder.close()
+
+
+@pytest.mark.spec("DEC-041", "ENG-031")
+def test_a_prompt_that_is_interrupted_stops_the_decoder_and_gives_its_memory_back(tmp_path: Path) -> None:
+    """In the middle of a layer, or between two chunks, when every layer has advanced."""
+    checkpoint, adapters = open_both(tmp_path, TINY)
+    plan = Plan(top_k=2, prefill_executor="whole_layer", prefill_chunk=4)
+    stops = [("logits", -1), ("moe_input", 0), ("experts_output", 1)]
+
+    def observe(point: str, layer: int, value: object) -> None:
+        if stops and (point, layer) == stops[-1]:
+            stops.pop()
+            raise KeyboardInterrupt
+
+    decoder = ReferenceBackend().decoder(checkpoint, plan, adapters, observe)
+    while stops:
+        with pytest.raises(KeyboardInterrupt):
+            decoder.all_logits(list(range(8)))
+        assert not any(executor.resident for executor in decoder._prefill.values())
+        with pytest.raises(UsageError, match="reset the decoder, or restore"):
+            decoder.step(1)
+        decoder.reset()
+    wanted = ReferenceBackend().decoder(checkpoint, Plan(top_k=2), adapters)
+    assert generate(decoder, [3, 4]) == generate(wanted, [3, 4])
+    wanted.close()
+    decoder.close()

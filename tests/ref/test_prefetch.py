@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from edge0_ref.errors import ReadError
 from edge0_ref.executors import make_executor
-from edge0_ref.prefetch import HAND_OVER_BYTES, Prefetcher
+from edge0_ref.prefetch import HAND_OVER_BYTES, Prefetcher, Read
 from tests.ref.memory_store import LAYOUT, MemoryStore
 from tests.ref.test_residency import play
 
@@ -33,17 +33,16 @@ def large_slot() -> np.ndarray:
 def test_urgent_reads_go_first_and_equal_ones_in_the_order_they_were_asked_for(urgencies: list[str]) -> None:
     store, prefetcher = MemoryStore(16), Prefetcher(threads=1)
     store.gate.clear()
-    prefetcher.submit(store, 15, large_slot(), "ahead")
+    prefetcher.submit(Read(store, 15, large_slot()), "ahead")
     assert store.begun.acquire(timeout=60)  # the only thread is busy: what follows queues up
-    reads = [prefetcher.submit(store, expert, large_slot(), u) for expert, u in enumerate(urgencies)]  # type: ignore[arg-type]
+    reads = [prefetcher.submit(Read(store, expert, large_slot()), u) for expert, u in enumerate(urgencies)]  # type: ignore[arg-type]
     store.gate.set()
-    for read in reads:
-        read.join()
+    prefetcher.close()
+    assert all(read.done for read in reads)
     by_urgency = [e for e, u in enumerate(urgencies) if u == "now"] + [
         e for e, u in enumerate(urgencies) if u == "ahead"
     ]
     assert store.log == [15, *by_urgency]
-    prefetcher.close()
 
 
 @pytest.mark.spec("STO-031")
@@ -51,7 +50,7 @@ def test_urgent_reads_go_first_and_equal_ones_in_the_order_they_were_asked_for(u
 def test_waiting_ends_with_the_bytes_in_the_slot(threads: int) -> None:
     store, prefetcher = MemoryStore(8), Prefetcher(threads)
     slots = [slot() for _ in range(8)]
-    reads = [prefetcher.submit(store, expert, held, "ahead") for expert, held in enumerate(slots)]
+    reads = [prefetcher.submit(Read(store, expert, held), "ahead") for expert, held in enumerate(slots)]
     for expert, read in reversed(list(enumerate(reads))):
         assert read.wait() >= 0
         np.testing.assert_array_equal(slots[expert], store.slots[expert])
@@ -67,7 +66,7 @@ def test_a_read_that_failed_is_tried_once_more_by_whoever_needs_it(threads: int,
     store.failing = {0: 1, 1: 2}
     for expert in (0, 1):
         held = slot()
-        read = prefetcher.submit(store, expert, held, urgency)  # type: ignore[arg-type]
+        read = prefetcher.submit(Read(store, expert, held), urgency)  # type: ignore[arg-type]
         if expert == 0:
             read.wait()
             np.testing.assert_array_equal(held, store.slots[0])
@@ -82,14 +81,14 @@ def test_a_read_that_failed_is_tried_once_more_by_whoever_needs_it(threads: int,
 def test_close_waits_for_the_read_in_flight_and_leaves_no_thread() -> None:
     before = readers()
     store, prefetcher = MemoryStore(2), Prefetcher(threads=3)
-    prefetcher.submit(store, 1, slot(), "now").wait()
+    prefetcher.submit(Read(store, 1, slot()), "now").wait()
     assert readers() == before  # nobody else had anything to do
     for expert in (0, 1, 0, 1):
-        prefetcher.submit(store, expert, slot(), "ahead").join()
+        prefetcher.submit(Read(store, expert, slot()), "ahead").wait()
     assert len(readers()) == len(before) + 3
     store.gate.clear()
     held = slot()
-    prefetcher.submit(store, 1, held, "ahead")
+    prefetcher.submit(Read(store, 1, held), "ahead")
     for _ in range(6):
         assert store.begun.acquire(timeout=60)
     closing = threading.Thread(target=prefetcher.close, daemon=True)
