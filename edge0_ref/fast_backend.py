@@ -1,5 +1,6 @@
 """The `numba` backend: the reference's own decoder, with the arithmetic of the fast kernels in place of its own."""
 
+import threading
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, islice
 
@@ -41,6 +42,7 @@ from edge0_ref.fast_operands import (
 )
 from edge0_ref.router import route
 
+SHARING = threading.local()  # threads: how many the next kernel that this thread calls will use, once it is known
 SMALL_WORK = 2**19  # multiplications; sharing out fewer takes longer than doing them
 JOBS = 32  # experts of one kernel call: a decoded token's all, a part of a prompt's
 KERNELS = (
@@ -66,7 +68,6 @@ class FastArithmetic(Arithmetic):
     def __init__(self, threads: int) -> None:
         self.threads = threads
         self._work = np.empty(0, np.float32)
-        self._sharing = 0  # how many threads the next kernel uses; not known yet
         self._layouts: dict[ExpertLayout, tuple[Array, Array]] = {}
 
     def _room(self, numbers: int) -> Array:
@@ -77,9 +78,9 @@ class FastArithmetic(Arithmetic):
     def _share(self, multiplications: int) -> None:
         """Let the next kernel use all threads, or this one alone where that is faster."""
         wanted = 1 if multiplications < SMALL_WORK else self.threads
-        if wanted != self._sharing:  # asking Numba takes a microsecond
+        if wanted != getattr(SHARING, "threads", None):  # asking Numba takes a microsecond
             numba.set_num_threads(wanted)
-            self._sharing = wanted
+            SHARING.threads = wanted
 
     def stored(self, weight: QuantizedMatrix | Array) -> QuantizedMatrix | Array:
         """As it is: kernels read numbers of every kind."""

@@ -18,19 +18,24 @@ FREE = {"reassoc", "contract", "nsz", "arcp"}  # NaN and infinity stay what they
 @numba.njit(cache=True, nogil=True, forceinline=True)
 @no_type_check
 def exponential(x):
-    """exp(x) of one float32, off by 2^-23 of it at most; beyond -87 and 88 the ends' values. The form vectorises.
+    """exp(x) of one float32, off by 2^-23 of it at most; below -87 that end's value, where it is too large infinity.
+
+    The form vectorises.
 
     x = n log 2 + r with |r| <= log(2) / 2; n is rounded by adding a number so large that no fraction is left. log 2
     comes in two parts (Cody and Waite), the first so short that n times it is exact. Taylor's series to r^7 is off by
-    less than 6e-9 of exp(r). 2^n is put together from its bits.
+    less than 6e-9 of exp(r). 2^n is put together from its bits, in two halves: 2^128 alone has none.
     """
-    x = min(max(x, np.float32(-87)), np.float32(88))
+    x = min(max(x, np.float32(-87)), np.float32(90))
     n = (x * np.float32(1.4426950408889634) + WHOLE) - WHOLE
     r = (x - n * np.float32(0.693359375)) + n * np.float32(2.12194440e-4)
     series = np.float32(1 / 5040)
     for inverse in (1 / 720, 1 / 120, 1 / 24, 1 / 6, 1 / 2, 1.0, 1.0):
         series = series * r + np.float32(inverse)
-    return series * np.int32((np.int32(n) + np.int32(127)) << np.int32(23)).view(np.float32)
+    half = np.int32(np.int32(n) >> np.int32(1))
+    rest = np.int32(np.int32(n) - half)
+    series *= np.int32((half + np.int32(127)) << np.int32(23)).view(np.float32)
+    return series * np.int32((rest + np.int32(127)) << np.int32(23)).view(np.float32)
 
 
 @numba.njit(cache=True, nogil=True, fastmath={"contract"}, error_model="numpy")

@@ -100,12 +100,22 @@ def page_rows(count: int, nbytes: int) -> Array:
     return memory[first : first + count * nbytes].reshape(count, nbytes)
 
 
+SCRATCH = threading.local()  # of all files: a thread reads one range at a time
+
+
+def aligned_scratch(size: int) -> memoryview:
+    """Memory of this thread that direct reads can fill, until it asks again."""
+    held = getattr(SCRATCH, "map", None)
+    if held is None or len(held) < size:
+        held = SCRATCH.map = mmap.mmap(-1, max(size, BLOCK))  # anonymous maps start on a page
+    return memoryview(held)[:size]
+
+
 class DirectReader:
-    """Reads past the page cache: straight into aligned memory, else through one scratch buffer per thread."""
+    """Reads past the page cache: straight into aligned memory, else through a scratch buffer of the thread."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECT", 0))
-        self._scratch = threading.local()
         if sys.platform == "darwin":
             import fcntl
 
@@ -125,7 +135,7 @@ class DirectReader:
     def _read_through_scratch(self, offset: int, buffer: memoryview) -> None:
         first = offset // BLOCK * BLOCK
         wanted = offset + len(buffer) - first
-        scratch = self._aligned(-(-wanted // BLOCK) * BLOCK)
+        scratch = aligned_scratch(-(-wanted // BLOCK) * BLOCK)
         self._read_blocks(first, scratch, wanted)
         buffer[:] = scratch[offset - first : wanted]
 
@@ -137,12 +147,6 @@ class DirectReader:
             done += count
             if done < wanted and (count == 0 or count % BLOCK):
                 raise OSError(errno.EIO, f"the file ends {wanted - done} bytes early at byte {first + done}")
-
-    def _aligned(self, size: int) -> memoryview:
-        held = getattr(self._scratch, "map", None)
-        if held is None or len(held) < size:
-            held = self._scratch.map = mmap.mmap(-1, max(size, BLOCK))  # anonymous maps start on a page
-        return memoryview(held)[:size]
 
     def close(self) -> None:
         os.close(self._file)
@@ -160,5 +164,6 @@ def open_reader(path: Path, mode: ReadMode) -> RangeReader:
     try:
         return READERS[mode](path)
     except (OSError, ValueError) as error:
-        hint = "; this file system has no direct reads, use --read-mode pread" if mode == "direct" else ""
+        refused = mode == "direct" and getattr(error, "errno", None) in (errno.EINVAL, errno.EOPNOTSUPP)
+        hint = "; this file system has no direct reads, use --read-mode pread" if refused else ""
         raise ReadError(f"{path}: cannot be opened for {mode} reads: {error}{hint}") from error

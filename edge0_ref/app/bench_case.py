@@ -17,7 +17,7 @@ from typing import Any
 from edge0_ref.app.api import Notify
 from edge0_ref.app.bench_routing import parse_routing
 from edge0_ref.app.doctor import checkpoint_load
-from edge0_ref.app.page_cache import cached_bytes, forget_pages
+from edge0_ref.app.page_cache import cached_bytes, forget_pages, mapped_bytes
 from edge0_ref.app.probes import MEMORY_BYTES, BlockReads, memory_rate
 from edge0_ref.app.progress import Advance, count_bar
 from edge0_ref.app.scenario import POOL_TOKENS, Case, Running, open_case
@@ -106,6 +106,8 @@ def run_once(running: Running, measured: Measured, advance: Advance) -> None:
         uncounted += running.simulate(case.rule, cached=case.how.cached)
     for size in block_sizes(case.tokens):
         measured.raw.append(raw_rate(running, len(measured.raw)))
+        if case.cold:
+            forget_pages(running.files())  # also those that the raw reads left
         _, token = decode(running, token, uncounted)
         steps, token = decode(running, token, size, advance)
         measured.steps += steps
@@ -147,7 +149,9 @@ def measure_alone(running: Running, measured: Measured) -> None:
 def process_peak(running: Running) -> tuple[int, str]:
     """[ENG-073] Where no memory cgroup counts."""
     try:
-        return peak_bytes() + cached_bytes(running.files()), "peak of the process, and page cache of the model's files"
+        files = running.files()
+        cached = max(0, cached_bytes(files) - mapped_bytes(files))  # what is mapped is of the process as well
+        return peak_bytes() + cached, "peak of the process, and page cache of the model's files"
     except (OSError, AttributeError):
         return peak_bytes(), "peak of the process; page cache is not told here"
 
@@ -194,7 +198,7 @@ def figures(running: Running, measured: Measured) -> dict[str, Any]:
         "evaluations_per_token": fmean(s.evaluations for s in spent),
         "measures": measured.measures,
         "drops": running.decoder.counters.drops,
-        "disk_gb_s": bytes_read / seconds / 1e9,
+        "disk_gb_s": sum(s.bytes_read for s in spent) / sum(step.seconds for step in steps) / 1e9,
         "raw_disk_gb_s": raw / 1e9,
         "raw_disk_gb_s_each": [rate / 1e9 for rate in measured.raw],
         "kernel_gb_s": touched / compute_seconds / 1e9,

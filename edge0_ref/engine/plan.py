@@ -207,8 +207,8 @@ def cost_rows(config: ModelConfig, sizes: Sizes, plan: Plan) -> list[tuple[str, 
     if plan.prefill_executor != plan.executor:
         # the decoder lets go of a layer's experts before it reads the next layer's
         rows.append(("experts of one whole layer, for the prompt", sizes.largest_layer))
-    if plan.read_mode == "direct":  # one aligned buffer a thread
-        rows.append(("reader buffers", plan.reader_threads * (sizes.largest_range + 2 * BLOCK)))
+    if plan.read_mode == "direct":  # one aligned buffer a thread, and one of the decoder's, which reads as well
+        rows.append(("reader buffers", (plan.reader_threads + 1) * (sizes.largest_range + 2 * BLOCK)))
     return [
         *rows,
         (f"prompt buffers, {plan.prefill_chunk} tokens a call", working_bytes(config, sizes, plan)),

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from edge0_ref.app import bench as command
-from edge0_ref.app.bench_case import Measured, Step, figures, raw_rate, run_once
+from edge0_ref.app import bench_case
+from edge0_ref.app.bench_case import Measured, Step, decode, figures, raw_rate, run_once
 from edge0_ref.app.cgroup import memory_group
-from edge0_ref.app.page_cache import cached_bytes, forget_pages
+from edge0_ref.app.page_cache import cached_bytes, forget_pages, mapped_bytes
 from edge0_ref.app.picture import Picture
 from edge0_ref.app.probes import BlockReads
 from edge0_ref.app.scenario import Case, open_case
@@ -22,6 +23,7 @@ from edge0_ref.backend import ReferenceBackend
 from edge0_ref.contract import Counters
 from edge0_ref.decoder import ReferenceDecoder
 from edge0_ref.errors import UsageError
+from edge0_ref.readers import open_reader
 from tests.app.command import edge0, edge0_here, refusal
 from tests.ref.builders import Recipe, build, build_adapters
 
@@ -101,6 +103,44 @@ def test_dropped_pages_are_gone_and_read_ones_are_there(tmp_path) -> None:
     if not forget_pages([path]):
         pytest.skip("this system cannot be asked to drop pages")
     assert cached_bytes([path]) == 0
+
+
+@pytest.mark.spec("ENG-074")
+def test_cold_steps_begin_without_what_the_raw_reads_left_in_the_page_cache(tmp_path, monkeypatch) -> None:
+    made = build(tmp_path, RECIPE)
+    os.sync()
+    cached = []
+
+    def decoding(running, token, count, advance=None):
+        cached.append(cached_bytes(running.files()))
+        return decode(running, token, count, *([advance] if advance else []))
+
+    monkeypatch.setattr(bench_case, "decode", decoding)
+    with open_case(Case("on-demand", str(made), read_mode="pread", tokens=4), 80, lambda text: None) as running:
+        try:
+            if not forget_pages(running.files()) or cached_bytes(running.files()):
+                pytest.skip("this system cannot be asked to drop pages")
+        except OSError as error:
+            pytest.skip(f"this system does not say what is in its page cache: {error}")
+        run_once(running, Measured(1.0), lambda count: None)
+    before_blocks = cached[::2]  # a block is a step that is not counted, then those that are
+    assert before_blocks == [0] * len(before_blocks)
+
+
+@pytest.mark.spec("ENG-073")
+def test_mapped_pages_are_told_from_others(tmp_path) -> None:
+    paths = [tmp_path / name for name in ("mapped", "other")]
+    for path in paths:
+        path.write_bytes(os.urandom(2**20))
+    try:
+        assert mapped_bytes(paths) == 0
+    except OSError as error:
+        pytest.skip(f"this system does not say what is mapped: {error}")
+    reader = open_reader(paths[0], "mmap")
+    reader.read_into(0, memoryview(bytearray(2**20)))
+    assert (mapped_bytes(paths), mapped_bytes(paths[1:])) == (2**20, 0)
+    reader.close()
+    assert mapped_bytes(paths) == 0
 
 
 @pytest.mark.spec("ENG-070", "ENG-075")

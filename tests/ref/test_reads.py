@@ -30,6 +30,20 @@ def mode(request: pytest.FixtureRequest, tmp_path: Path) -> ReadMode:
     return mode
 
 
+@pytest.mark.spec("STO-021", "STO-022")
+def test_only_a_refused_mode_is_blamed_on_the_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ReadError, match="No such file") as absent:
+        open_reader(tmp_path / "nowhere", "direct")
+    assert "file system" not in str(absent.value)
+
+    def refuse(path: object, flags: int) -> int:
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(ReadError, match="this file system has no direct reads, use --read-mode pread"):
+        open_reader(tmp_path / "nowhere", "direct")
+
+
 @pytest.mark.spec("STO-021")
 @given(data=st.data())
 def test_every_range_of_a_file_is_read_as_it_is(tmp_path: Path, mode: ReadMode, data: st.DataObject) -> None:
