@@ -96,7 +96,16 @@ def carrying(function: Callable[..., None]) -> Callable[..., None]:
 def tell(text: str) -> None:
     """Something to know, on stderr."""
     for line in text.splitlines():
-        print(f"edge0: {line}", file=sys.stderr, flush=True)
+        print(f"edge0: {printable(line)}", file=sys.stderr, flush=True)
+
+
+def printable(text: str) -> str:
+    r"""Names of files come from anywhere, and a terminal does what control characters say.
+
+    >>> print(printable("Ä \x1b[2J"))
+    Ä \x1b[2J
+    """
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
 def need_folder_for(path: Path | None) -> None:

@@ -1,6 +1,7 @@
 """Bad input on the command line: a named error in one line, exit code 2, nothing half-written."""
 
 import json
+from io import StringIO
 
 import pytest
 
@@ -61,6 +62,35 @@ def test_a_wrong_command_line_is_refused_in_one_line(capsys, monkeypatch, argume
 )
 def test_so_it_is_in_a_process_of_its_own(arguments) -> None:
     refused("generate", *arguments)
+
+
+LONG = "x" * 300  # no file system takes it
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["generate", LONG, "--prompt-ids", "5"],
+        ["generate", "--prompt-ids", "5", "--adapters", LONG],
+        ["generate", "--prompt-ids", "5", "--packed", LONG],
+        ["logits", "--prompt-ids", "5", "--out", LONG],
+        ["pack", "--out", LONG],
+        ["synth", "ling-3.0-tiny", "--layers", "2", "--out", LONG],
+        ["sessions"],
+        ["chat"],
+    ],
+)
+def test_what_the_operating_system_refuses_is_told_with_its_file(capsys, monkeypatch, arguments) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", f"/{LONG}")
+    monkeypatch.setattr("sys.stdin", StringIO("hi"))
+    said = refusal(edge0_here(capsys, *arguments))
+    assert LONG in said
+    assert "File name too long" in said
+
+
+def test_a_file_s_name_tells_a_terminal_nothing(capsys) -> None:
+    said = refusal(edge0_here(capsys, "inspect", "Ä\x1b[2J\u202e"))
+    assert "Ä\\x1b[2J\\u202e: no such folder" in said
 
 
 def damaged(folder, how: str) -> str:
