@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from edge0_ref.bits import widen
-from edge0_ref.config import HeadStacks, ModelConfig, read_json
+from edge0_ref.config import HeadStacks, ModelConfig, is_there, read_json
 from edge0_ref.contract import GROUP_SIZES, Array, QuantizedMatrix, WrapStore
 from edge0_ref.errors import CheckpointError, ReadError
 from edge0_ref.readers import open_for_reading, read_exactly
@@ -113,9 +113,9 @@ class Checkpoint:
 def read_shards(folder: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
     """[STO-006] The index decides which file holds a tensor; without one, `model.safetensors` holds all."""
     index = folder / "model.safetensors.index.json"
-    if not index.exists():
+    if not is_there(index):
         single = folder / "model.safetensors"
-        if not single.exists():
+        if not is_there(single):
             raise CheckpointError(f"{folder}: neither model.safetensors nor model.safetensors.index.json")
         return read_header(single)
     weight_map = read_json(index).get("weight_map")
@@ -127,7 +127,7 @@ def read_shards(folder: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
         if not isinstance(file, str) or Path(file).name != file or not 0 < len(file.encode(errors="replace")) < 256:
             raise CheckpointError(f"{index}: {name!r} is in {reprlib.repr(file)}, wanted a file name")
         if file not in headers:
-            if not (folder / file).is_file():
+            if not is_there(folder / file):
                 raise CheckpointError(f"{index}: names the shard {file}, which is missing")
             headers[file], shard_metadata = read_header(folder / file)
             metadata.update(shard_metadata)

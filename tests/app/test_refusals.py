@@ -1,10 +1,12 @@
 """Bad input on the command line: a named error in one line, exit code 2, nothing half-written."""
 
 import json
+import os
 from io import StringIO
 
 import pytest
 
+from edge0_ref.app.locate import embedded_model
 from tests.app.command import ROOT, edge0_here, refusal, refused
 from tests.ref.builders import (
     Recipe,
@@ -148,6 +150,40 @@ def test_scales_that_are_no_numbers_are_found_and_leave_no_file(tmp_path) -> Non
     line = refused("logits", tmp_path / "model", "--prompt-ids", "5,6", "--out", out)
     assert "layer 1 expert" in line
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link to nothing", "looping link"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "chat_template.jinja",
+        "model.safetensors",
+        "model.safetensors.index.json",
+        "adapters",
+    ],
+)
+def test_what_is_there_and_is_no_file_is_not_taken_as_absent(tmp_path, capsys, name, kind) -> None:
+    for path in embedded_model().iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    odd = tmp_path / name
+    odd.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(odd)
+    else:
+        odd.symlink_to(odd if kind == "looping link" else tmp_path / "nothing")
+    assert f"{odd}: " in refusal(edge0_here(capsys, "generate", tmp_path, "--prompt-ids", "5", "--max-tokens", "1"))
+
+
+def test_a_folder_in_place_of_a_shard_is_not_missing(tmp_path, capsys) -> None:
+    build(tmp_path, RECIPE, shards=2)
+    shard = sorted(tmp_path.glob("*.safetensors"))[0]
+    shard.unlink()
+    shard.mkdir()
+    assert f"{shard}: not a regular file" in refusal(edge0_here(capsys, "inspect", tmp_path))
 
 
 def test_adapters_of_another_model_are_refused(tmp_path, capsys) -> None:
