@@ -56,6 +56,8 @@ def run_synth(
     name: str, out: str | None, changes: Mapping[str, int], seed: int, *, tokenizer: bool, adapters: bool
 ) -> dict[str, Any]:
     """[STO-047] Write the checkpoint; what it is, for a line of JSON. Raises UsageError, and leaves nothing then."""
+    if not 0 <= seed < 2**64:
+        raise UsageError(f"seed is {seed}, wanted 0 to 2**64 - 1")
     preset = find_preset(name)
     if out is None:
         raise UsageError("wanted --out DIR, a folder to make")
