@@ -17,6 +17,8 @@ def check_output(path: Path | None) -> None:
     try:
         if not target.parent.is_dir():
             raise UsageError(f"{path}: cannot be written, its parent is not a folder")
+        if not os.access(target.parent, os.W_OK):
+            raise UsageError(f"{path}: cannot be written, nor can anything in its folder")
         if not stat.S_ISREG(target.stat().st_mode):
             what = "a folder" if target.is_dir() else "neither a file nor a folder"
             raise UsageError(f"{path}: cannot be written, it is {what}")
@@ -31,6 +33,15 @@ def target_of(path: Path) -> Path:
     return Path(os.path.realpath(path))
 
 
+def write_text(path: Path, text: str) -> None:
+    """A text as a whole file. Raises UsageError where that cannot be."""
+    try:
+        with written_aside(path) as aside:
+            aside.write_text(text, "utf-8")
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written: {error.strerror}") from None
+
+
 @contextmanager
 def written_aside(path: Path) -> Iterator[Path]:
     """A file to write, which takes the place of `path` afterwards, with its mode; gone if anything fails.
@@ -38,7 +49,7 @@ def written_aside(path: Path) -> Iterator[Path]:
     Raises OSError.
     """
     target = target_of(path)
-    aside = target.with_name(f"{target.name}.{os.getpid()}.partial")
+    aside = target.with_name(f"edge0.{os.getpid()}.partial")  # a name that is not too long where the other is not
     try:
         aside.touch()
         mode = stat.S_IMODE((target if target.exists() else aside).stat().st_mode)

@@ -111,12 +111,6 @@ def printable(text: str) -> str:
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
-def need_folder_for(path: Path | None) -> None:
-    """Before any work for a file, if one is asked for, that could not be written. Raises UsageError."""
-    if path is not None and not path.parent.is_dir():
-        raise UsageError(f"{path.parent}: no such folder")
-
-
 def cache_folder(home: str | None) -> Path | None:
     """Where what was measured on this machine is kept; None without a home."""
     try:
