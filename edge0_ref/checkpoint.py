@@ -95,6 +95,9 @@ class Checkpoint:
             raise CheckpointError(f"{biases.name}: shape {list(biases.shape)}, scales have {list(scales.shape)}")
         words, groups = weight.shape[-1], scales.shape[-1]
         bits, group_size = words * 32 // cols, cols // max(groups, 1)
+        if cols % min(GROUP_SIZES):
+            wanted = f"wanted groups of {', '.join(map(str, GROUP_SIZES[:-1]))} or {GROUP_SIZES[-1]}"
+            raise CheckpointError(f"{weight.name}: config.json says {cols} weights per row, {wanted}")
         if words * 32 != bits * cols or bits not in (4, 8):
             raise CheckpointError(
                 f"{weight.name}: {words} words per row, needs {cols // 8} (int4) or {cols // 4} (int8)"

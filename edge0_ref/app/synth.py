@@ -147,6 +147,8 @@ def layer_of(module: list[NewTensor]) -> int:
 
 
 def matrix_tensors(module: str, leading: tuple[int, ...], cols: int, spread: float, bits: int) -> list[NewTensor]:
+    if cols % GROUP_SIZE:
+        raise UsageError(f"{module}: {cols} weights per row, wanted groups of {GROUP_SIZE}")
     coefficients = (*leading, cols // GROUP_SIZE)
     return [
         NewTensor(f"{module}.weight", "U32", (*leading, cols * bits // 32), Values("codes"), module),

@@ -51,6 +51,7 @@ RECIPE = Recipe(layers=3)
         (["generate", "nowhere", "--prompt", "a"], "nowhere"),
         (["generate", "tests/data/qwen_mlx4", "--prompt", "a"], "tokenizer.json"),
         (["inspect", "nowhere"], "nowhere"),
+        (["inspect", ""], "MODEL is ''"),
         (["step", "--prompt", "a", "--layer", "8"], "0 to 7"),
         (["logits", "--prompt-ids", "5"], "--out"),
         (["logits", "--prompt-ids", "5", "--out", "no/such/folder/x.safetensors"], "no/such/folder"),

@@ -252,6 +252,7 @@ def test_a_killed_run_leaves_nothing_that_opens_and_the_next_one_works(tmp_path:
         (["ling-3.0-tiny", "--out", "x", "--set", "model_type=2"], "'model_type'"),
         (["ling-3.0-tiny", "--out", "x", "--set", "num_experts"], "num_experts=512"),
         (["ling-3.0-tiny", "--out", "x", "--set", f"hidden_size={'9' * 5000}"], "num_experts=512"),
+        (["qwen3.6-35b-a3b", "--out", "x", "--set", "hidden_size=100"], "100 weights per row, wanted groups of 64"),
         (["ling-3.0-tiny", "--out", "x", "--seed", "-1"], "seed is -1, wanted 0 to 2**64 - 1"),
         (["ling-3.0-tiny", "--out", "x", "--seed", 2**64], "wanted 0 to 2**64 - 1"),
         (["ling-3.0-tiny", "--out", "x", "--experts", "12"], "groups of 12 experts"),
