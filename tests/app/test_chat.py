@@ -69,6 +69,7 @@ def test_commands_begin_anew_and_take_back(capsys, monkeypatch, home, tmp_path) 
         ("/dance", "/dance"),
         ("/save", "/save"),
         ("/save /no/such/folder/x", "/no/such/folder/x"),
+        ("/save ~nobody of this name/x", "~nobody of this name/x"),
         ("And God said " * 40, "room for 64"),
     ],
 )
