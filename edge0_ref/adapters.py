@@ -25,7 +25,7 @@ from safetensors.numpy import save_file
 
 from edge0_ref.bits import widen
 from edge0_ref.checkpoint import Checkpoint
-from edge0_ref.config import ModelConfig, parse_object
+from edge0_ref.config import ModelConfig, is_there, parse_object
 from edge0_ref.contract import Array, Lora, PrerouterHead
 from edge0_ref.errors import AdapterError, CheckpointError, ReadError
 from edge0_ref.packed import fingerprint
@@ -77,7 +77,9 @@ class Adapters:
 
 
 def adapter_files(folder: Path) -> list[Path]:
-    """[PRE-019] A folder's adapter files; in a model's folder, those that are named as adapters."""
+    """[PRE-019] Files of adapters; in a model's folder, those that are named as such. Raises AdapterError."""
+    if not folder.is_dir():
+        raise AdapterError(f"{folder}: {'not a folder' if is_there(folder) else 'no such folder'}")
     beside_a_model = (folder / "config.json").exists()
     patterns = BESIDE_A_MODEL if beside_a_model else ("*.safetensors",)
     return sorted(path for pattern in patterns for path in folder.glob(pattern))
@@ -86,7 +88,7 @@ def adapter_files(folder: Path) -> list[Path]:
 def default_adapters(folder: Path) -> Path | None:
     """[PRE-019] Where a model's adapters are if nobody says: the folder `adapters` in its own, else its own."""
     held = folder / "adapters"
-    if held.is_dir():
+    if is_there(held):
         return held
     return folder if adapter_files(folder) else None
 

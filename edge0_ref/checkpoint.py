@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from edge0_ref.bits import widen
-from edge0_ref.config import HeadStacks, ModelConfig, read_json
+from edge0_ref.config import HeadStacks, ModelConfig, is_there, read_json
 from edge0_ref.contract import GROUP_SIZES, Array, QuantizedMatrix, WrapStore
 from edge0_ref.errors import CheckpointError, ReadError
 from edge0_ref.readers import open_for_reading, read_exactly
@@ -95,6 +95,9 @@ class Checkpoint:
             raise CheckpointError(f"{biases.name}: shape {list(biases.shape)}, scales have {list(scales.shape)}")
         words, groups = weight.shape[-1], scales.shape[-1]
         bits, group_size = words * 32 // cols, cols // max(groups, 1)
+        if cols % min(GROUP_SIZES):
+            wanted = f"wanted groups of {', '.join(map(str, GROUP_SIZES[:-1]))} or {GROUP_SIZES[-1]}"
+            raise CheckpointError(f"{weight.name}: config.json says {cols} weights per row, {wanted}")
         if words * 32 != bits * cols or bits not in (4, 8):
             raise CheckpointError(
                 f"{weight.name}: {words} words per row, needs {cols // 8} (int4) or {cols // 4} (int8)"
@@ -113,9 +116,9 @@ class Checkpoint:
 def read_shards(folder: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
     """[STO-006] The index decides which file holds a tensor; without one, `model.safetensors` holds all."""
     index = folder / "model.safetensors.index.json"
-    if not index.exists():
+    if not is_there(index):
         single = folder / "model.safetensors"
-        if not single.exists():
+        if not is_there(single):
             raise CheckpointError(f"{folder}: neither model.safetensors nor model.safetensors.index.json")
         return read_header(single)
     weight_map = read_json(index).get("weight_map")
@@ -127,7 +130,7 @@ def read_shards(folder: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
         if not isinstance(file, str) or Path(file).name != file or not 0 < len(file.encode(errors="replace")) < 256:
             raise CheckpointError(f"{index}: {name!r} is in {reprlib.repr(file)}, wanted a file name")
         if file not in headers:
-            if not (folder / file).is_file():
+            if not is_there(folder / file):
                 raise CheckpointError(f"{index}: names the shard {file}, which is missing")
             headers[file], shard_metadata = read_header(folder / file)
             metadata.update(shard_metadata)

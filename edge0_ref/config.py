@@ -6,7 +6,9 @@ config.json says that and what its tensors are called.
 
 import json
 import math
+import os
 import reprlib
+import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -221,11 +223,22 @@ class Fields:
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file. Raises CheckpointError, naming the file, when it is missing or not an object."""
+    return parse_object(read_file(path), str(path))
+
+
+def read_file(path: Path) -> bytes:
+    """All of a file. Raises CheckpointError, naming it; a pipe is not opened, where reading could wait for ever."""
     try:
-        text = path.read_bytes()
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise CheckpointError(f"{path}: not a regular file")
+        return path.read_bytes()
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror or error}") from None
-    return parse_object(text, str(path))
+
+
+def is_there(path: Path) -> bool:
+    """Whether a file that a model may lack is there, if only as a link to nothing, which its reader refuses."""
+    return os.path.lexists(path)
 
 
 def parse_object(text: bytes, origin: str) -> dict[str, Any]:
@@ -296,7 +309,7 @@ def read_eos(folder: Path, fields: Fields) -> tuple[int, ...]:
     sources = [fields.values.get("eos_token_id"), fields.values.get("text_config", {})]
     sources[1] = sources[1].get("eos_token_id") if isinstance(sources[1], dict) else None
     generation = folder / "generation_config.json"
-    if generation.exists():
+    if is_there(generation):
         sources.append(read_json(generation).get("eos_token_id"))
     ids: list[int] = []
     for source in sources:

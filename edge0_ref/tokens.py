@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge0_ref.config import read_json
+from edge0_ref.config import is_there, read_file, read_json
 from edge0_ref.errors import CheckpointError, UsageError
 
 if TYPE_CHECKING:
@@ -112,18 +112,17 @@ def open_tokenizer(folder: Path) -> Tokenizer:
     import tokenizers
 
     path = folder / "tokenizer.json"
-    if not path.exists():
-        raise CheckpointError(f"{path}: no such file")
+    text = read_file(path)
     try:
-        inner = tokenizers.Tokenizer.from_file(str(path))
+        inner = tokenizers.Tokenizer.from_buffer(text)
     except Exception as error:  # the library raises bare Exception
         raise CheckpointError(f"{path}: not a tokenizer ({error})") from None
     settings_path = folder / "tokenizer_config.json"
-    settings = read_json(settings_path) if settings_path.exists() else {}
+    settings = read_json(settings_path) if is_there(settings_path) else {}
     template_path = folder / "chat_template.jinja"
     try:
-        template = template_path.read_text("utf-8") if template_path.exists() else _default_template(settings)
-    except (OSError, UnicodeDecodeError) as error:
+        template = read_file(template_path).decode() if is_there(template_path) else _default_template(settings)
+    except UnicodeDecodeError as error:
         raise CheckpointError(f"{template_path}: not readable ({error})") from None
     return Tokenizer(inner, template, _special_names(settings))
 
@@ -132,8 +131,8 @@ def _default_template(settings: Mapping[str, Any]) -> str | None:
     """One template, or a list of named ones of which `default` is meant."""
     template = settings.get("chat_template")
     if isinstance(template, list):
-        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-        template = named.get("default")
+        named = [entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default"]
+        template = named[-1].get("template") if named else None
     return template if isinstance(template, str) else None
 
 

@@ -21,7 +21,7 @@ from edge0_ref.app.locate import locate
 from edge0_ref.app.read_mode import default_read_mode
 from edge0_ref.app.reuse import open_prefixes
 from edge0_ref.checkpoint import Checkpoint
-from edge0_ref.config import ModelConfig
+from edge0_ref.config import ModelConfig, is_there
 from edge0_ref.contract import (
     EXECUTOR_KINDS,
     READ_MODES,
@@ -148,7 +148,7 @@ class Model:
 
     @property
     def has_tokenizer(self) -> bool:
-        return (self.checkpoint.folder / "tokenizer.json").exists()
+        return is_there(self.checkpoint.folder / "tokenizer.json")
 
     @cached_property
     def tokenizer(self) -> Tokenizer:

@@ -19,15 +19,15 @@ from edge0_ref.app.api import Notify
 from edge0_ref.app.bench_report import print_cases, write_steps
 from edge0_ref.app.cgroup import MemoryGroup, memory_group
 from edge0_ref.app.machine import provenance
+from edge0_ref.app.output_files import check_output
 from edge0_ref.app.scenario import Case
-from edge0_ref.app.shell import need_folder_for
 from edge0_ref.engine.memory import size_text
 from edge0_ref.errors import BudgetError, Edge0Error
 
 
 def run_bench(cases: Sequence[Case], picture: Path | None, notify: Notify, *, table: bool) -> list[dict[str, Any]]:
     """[ENG-070] Run cases one after the other; a line of JSON each on stdout. Raises what a case raises."""
-    need_folder_for(picture)
+    check_output(picture)
     told: list[dict[str, Any]] = []
     for case in cases:
         told.append(figures_of(case, told, notify))

@@ -13,10 +13,10 @@ from edge0_ref.app.api import Notify
 from edge0_ref.app.bench import figures_of, rounded, tell_cases
 from edge0_ref.app.doctor import checkpoint_load
 from edge0_ref.app.locate import locate
+from edge0_ref.app.output_files import check_output
 from edge0_ref.app.presets import QWEN, make_config, model_of
 from edge0_ref.app.read_mode import machine_bytes
 from edge0_ref.app.scenario import Case
-from edge0_ref.app.shell import need_folder_for
 from edge0_ref.checkpoint import Checkpoint
 from edge0_ref.config import ModelConfig
 from edge0_ref.engine.memory import size_text
@@ -79,7 +79,7 @@ def run_paper(base: Case, picture: Path | None, notify: Notify, *, table: bool) 
     checkpoint = open_checkpoint(located.folder)
     if not (base.adapters or located.adapters or checkpoint.heads):
         raise UsageError("--paper measures prefetch, and this model has no prerouter heads; --adapters DIR names some")
-    need_folder_for(picture)
+    check_output(picture)
     cases, left_out = paper_cases(base, checkpoint)
     told: list[dict[str, Any]] = []
     for case in cases:

@@ -1,6 +1,7 @@
 """`edge0 chat`: a conversation in a terminal, on one decoder, each turn computing only what is new."""
 
 import json
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -173,7 +174,7 @@ def respond(chat: Chat, text: str) -> None:
         case ["/undo"]:
             chat.undo()
         case ["/save", name]:
-            chat.save(Path(name.strip()).expanduser())
+            chat.save(Path(os.path.expanduser(name.strip())))  # which leaves a user who is unknown as it is
             tell(f"written to {name.strip()}")
         case [command, *_] if command.startswith("/") and "\n" not in text:
             raise UsageError(f"{command}: no such command, or it lacks something; /help lists them")

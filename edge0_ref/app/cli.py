@@ -6,6 +6,8 @@ reads the output any more.
 
 import os
 import sys
+from contextlib import suppress
+from io import TextIOWrapper
 from typing import NoReturn
 
 from edge0_ref.app import text_commands  # noqa: F401  (registers itself)
@@ -24,7 +26,7 @@ from edge0_ref.app import measure_commands  # noqa: F401
 
 # isort: split
 from edge0_ref.app import train_commands  # noqa: F401
-from edge0_ref.app.shell import CarriedError, app
+from edge0_ref.app.shell import CarriedError, app, printable
 from edge0_ref.errors import Edge0Error
 
 
@@ -33,7 +35,24 @@ def main() -> NoReturn:
     # a kernel's idle thread stays awake for a millisecond, about what lies between two kernels, then leaves its core
     # to readers: by default it would spin all through a wait
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")
+    open_missing_streams()
     sys.exit(run(sys.argv[1:]))
+
+
+def open_missing_streams() -> None:
+    """Python has None for a stream that was closed before it began; a file opened later would take its number.
+
+    No stdin is the end of the input, no stderr tells nobody; with no stdout there is nothing to do a command for.
+    """
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull)  # noqa: SIM115  (until the process ends)
+    if sys.stdout is None:
+        sys.exit(fail("stdout is closed") if sys.stderr else 2)
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
+        # a character that the encoding lacks is no reason to end a text
+        sys.stdout.reconfigure(errors="replace")
 
 
 def run(arguments: list[str]) -> int:
@@ -44,20 +63,42 @@ def run(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # nobody reads stdout any more: quiet, with the code of SIGPIPE; Python must not try to flush once more
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # nobody reads stdout any more: quiet, with the code of SIGPIPE
+        drop_output()
         return 141
+    except OSError as error:
+        return fail_by_system(error)
     return code
 
 
+def fail_by_system(error: OSError) -> int:
+    """What the operating system refuses, with the file it was asked for; without one it may have been stdout."""
+    what = error.strerror or str(error)
+    if error.filename is not None:
+        return fail(f"{error.filename}: {what}")
+    try:
+        sys.stdout.flush()  # what could not be written is still held
+    except OSError:
+        drop_output()
+        return fail(f"stdout: {what}")
+    return fail(what)
+
+
+def drop_output() -> None:
+    """Python flushes stdout once more at its end, which must not fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def run_command(arguments: list[str]) -> int:
-    """The exit code of a command, with named errors told. Any other exception is a bug and keeps its traceback."""
+    """The exit code of a command, with named errors told. Raises OSError; any other exception is a bug."""
     try:
         code = app(args=arguments or ["--help"], prog_name="edge0", standalone_mode=False)
     except CarriedError as leaving:
         raise leaving.reason from None
     except Edge0Error as error:
         return fail(str(error))
+    except OSError:
+        raise
     except Exception as error:
         # what typer raises for a wrong command line has this method; its classes move between versions
         message = getattr(error, "format_message", None)
@@ -68,8 +109,9 @@ def run_command(arguments: list[str]) -> int:
 
 
 def fail(message: str) -> int:
-    """One line on stderr."""
-    print(f"edge0: error: {' '.join(message.split())}", file=sys.stderr)
+    """One line on stderr; the exit code says the same where nothing can be written there."""
+    with suppress(OSError):
+        print(f"edge0: error: {printable(' '.join(message.split()))}", file=sys.stderr)
     return 2
 
 

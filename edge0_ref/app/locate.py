@@ -55,6 +55,8 @@ def locate(model: Path | str | None, hub: Path | None = None) -> Located:
 
     A folder of that name comes first. Raises CheckpointError, saying where was looked and what gets the model.
     """
+    if model == "":  # pathlib takes it for the folder this process is in
+        raise CheckpointError(f"MODEL is '', wanted a folder, a tier ({', '.join(TIERS)}) or OWNER/NAME of the hub")
     folder = embedded_model() if model is None else Path(model)
     if folder.is_dir():
         return Located(folder, default_adapters(folder))

@@ -7,6 +7,7 @@ import safetensors
 from safetensors.numpy import save_file
 
 from edge0_ref.app.api import Model
+from edge0_ref.app.output_files import check_output, written_aside
 from edge0_ref.contract import Array
 from edge0_ref.engine.session import Prompt
 from edge0_ref.errors import NonFiniteError, UsageError
@@ -17,24 +18,20 @@ def run_logits(model: Model, prompt: Prompt, out: str | None) -> None:
     if out is None:
         raise UsageError("wanted --out FILE.safetensors")
     path = Path(out)
-    if not path.parent.is_dir() or path.is_dir():
-        raise UsageError(f"{path}: cannot be written, {'it is' if path.is_dir() else 'its parent is not'} a folder")
+    check_output(path)
     ids = model.token_ids(prompt)
     logits = model.logits(ids)
     if not np.isfinite(logits).all():
         token = int(np.flatnonzero(~np.isfinite(logits).all(axis=1))[0])
         raise NonFiniteError(f"the logits of token {token} hold NaN or infinity")
-    write_aside(path, {"logits": logits, "token_ids": np.asarray(ids, np.int64)})
+    write_logits(path, {"logits": logits, "token_ids": np.asarray(ids, np.int64)})
     print(f"{path}: logits {list(logits.shape)} float32")
 
 
-def write_aside(path: Path, tensors: dict[str, Array]) -> None:
-    """Write next to the file, then rename."""
-    aside = path.with_name(f"{path.name}.partial")
+def write_logits(path: Path, tensors: dict[str, Array]) -> None:
+    """Raises UsageError."""
     try:
-        save_file({name: np.ascontiguousarray(array) for name, array in tensors.items()}, aside)
-        aside.replace(path)
+        with written_aside(path) as aside:
+            save_file({name: np.ascontiguousarray(array) for name, array in tensors.items()}, aside)
     except (OSError, safetensors.SafetensorError) as error:
         raise UsageError(f"{path}: cannot be written ({error})") from None
-    finally:
-        aside.unlink(missing_ok=True)

@@ -19,7 +19,6 @@ import numpy as np
 
 from edge0_ref.app.locate import locate
 from edge0_ref.app.progress import Advance, byte_bar
-from edge0_ref.app.shell import need_folder_for
 from edge0_ref.checkpoint import Checkpoint
 from edge0_ref.contract import Array, ReadMode
 from edge0_ref.engine.memory import size_text
@@ -42,7 +41,8 @@ def run_pack(model: Path | str | None, out: str | None, notify: Notify) -> dict[
     """[STO-045] Pack, resume, or check; what was done, for a line of JSON. Raises UsageError, CheckpointError."""
     checkpoint = open_checkpoint(locate(model).folder)
     path = (checkpoint.folder if out is None else Path(out)) / SIDECAR
-    need_folder_for(path)
+    if not path.parent.is_dir():
+        raise UsageError(f"{path.parent}: no such folder")
     start = time.perf_counter()
     if path.exists():
         try:
@@ -60,7 +60,7 @@ def run_pack(model: Path | str | None, out: str | None, notify: Notify) -> dict[
         if error.errno == errno.ENOSPC:
             what = "the disk is full; what is packed stays, and another run goes on from there"
         hint = "; --out DIR puts the file elsewhere" if error.errno in (errno.EROFS, errno.EACCES) else ""
-        raise UsageError(f"{path}: cannot be written: {what}{hint}") from None
+        raise UsageError(f"{error.filename or path}: cannot be written: {what}{hint}") from None
     return report(path, "packed" if written == size else "resumed", size, written, start)
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from xml.etree import ElementTree
 
-from edge0_ref.errors import UsageError
+from edge0_ref.app.output_files import write_text
 
 FONT = "system-ui, sans-serif"
 INK, PALE = "#222222", "#cccccc"
@@ -43,7 +43,4 @@ class Picture:
     def write(self, path: Path) -> None:
         """Raises UsageError where that cannot be."""
         ElementTree.indent(self._root)
-        try:
-            path.write_text(ElementTree.tostring(self._root, "unicode") + "\n", "utf-8")
-        except OSError as error:
-            raise UsageError(f"{path}: cannot be written: {error.strerror}") from None
+        write_text(path, ElementTree.tostring(self._root, "unicode") + "\n")

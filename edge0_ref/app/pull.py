@@ -141,6 +141,8 @@ def named_errors(repository: str) -> Iterator[None]:
         yield
     except errors.GatedRepoError:
         raise UsageError(f"{repository}: gated; accept its terms on its page, then `hf auth login`") from None
+    except errors.HFValidationError as error:
+        raise UsageError(f"{repository}: no name that the hub could have: {error}") from None
     except errors.RepositoryNotFoundError:
         raise UsageError(
             f"{repository}: the hub has no such repository, or shows it only after `hf auth login`"

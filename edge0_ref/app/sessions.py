@@ -2,6 +2,7 @@
 
 import json as json_format
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from edge0_ref.engine.memory import size_text
@@ -10,20 +11,26 @@ from edge0_ref.errors import UsageError
 
 
 def run_sessions(folder: Path, *, clear: bool, json: bool) -> None:
-    """[ENG-084] List them, the most recently used first, or remove them. Raises UsageError for one that stays."""
+    """[ENG-084] List them, the most recently used first, or remove them. Raises UsageError if one stays."""
     files = sorted(list_files(folder), key=lambda file: -file.used)
     if clear:
-        try:
-            remove_all(folder)
-        except OSError as error:
-            raise UsageError(f"{error.filename}: cannot be removed: {error.strerror}") from None
-        print(f"{len(files)} kept prefixes removed from {folder}, {size_text(sum(file.nbytes for file in files))}")
+        clear_all(folder, files)
     elif json:
         print(json_format.dumps({"folder": str(folder), "prefixes": [facts(file) for file in files]}))
     else:
         for file in files:
             print(line(file))
         print(f"{len(files)} kept prefixes in {folder}, {size_text(sum(file.nbytes for file in files))}")
+
+
+def clear_all(folder: Path, files: Sequence[PrefixFile]) -> None:
+    """Raises UsageError when all that can be removed is."""
+    stay = remove_all(folder)
+    gone = [file for file in files if file.path not in {Path(error.filename) for error in stay}]
+    print(f"{len(gone)} kept prefixes removed from {folder}, {size_text(sum(file.nbytes for file in gone))}")
+    if stay:
+        more = f", and {len(stay) - 1} more" if len(stay) > 1 else ""
+        raise UsageError(f"{stay[0].filename}: cannot be removed: {stay[0].strerror}{more}")
 
 
 def facts(file: PrefixFile) -> dict[str, object]:

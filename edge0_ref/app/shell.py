@@ -1,5 +1,6 @@
 """What all commands share: how one is registered, what it tells people, and options that mean the same everywhere."""
 
+import reprlib
 import sys
 from collections.abc import Callable, Mapping
 from functools import wraps
@@ -59,6 +60,8 @@ TopK = Annotated[int, typer.Option("--top-k", help="Keep the k most likely token
 TopP = Annotated[float, typer.Option("--top-p", help="Keep the most likely tokens up to this mass; 1 is off.")]
 MinP = Annotated[float, typer.Option("--min-p", help="Keep tokens this likely relative to the best; 0 is off.")]
 Options = Mapping[str, Any]  # all of a command line's
+MOST_DIGITS = 18  # of a whole number
+DIGITS = f"of {MOST_DIGITS} digits at most"
 Json = Annotated[bool, typer.Option("--json", help="End with one JSON object on the last line of stdout.")]
 
 
@@ -96,13 +99,16 @@ def carrying(function: Callable[..., None]) -> Callable[..., None]:
 def tell(text: str) -> None:
     """Something to know, on stderr."""
     for line in text.splitlines():
-        print(f"edge0: {line}", file=sys.stderr, flush=True)
+        print(f"edge0: {printable(line)}", file=sys.stderr, flush=True)
 
 
-def need_folder_for(path: Path | None) -> None:
-    """Before any work for a file, if one is asked for, that could not be written. Raises UsageError."""
-    if path is not None and not path.parent.is_dir():
-        raise UsageError(f"{path.parent}: no such folder")
+def printable(text: str) -> str:
+    r"""Names of files come from anywhere, and a terminal does what control characters say.
+
+    >>> print(printable("Ä \x1b[2J"))
+    Ä \x1b[2J
+    """
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
 def cache_folder(home: str | None) -> Path | None:
@@ -132,10 +138,16 @@ def choose_numbers(name: str, text: str | None) -> list[int | None]:
     if text is None:
         return [None]
     parts = [part.strip() for part in text.split(",")]
-    wrong = [part for part in parts if not part.isdecimal() or not int(part)]
-    if wrong:
-        raise UsageError(f"{name} {text!r}: {wrong[0]!r} is not a whole number above 0; wanted 4, or 2,4,8")
+    for part in parts:
+        if not is_number(part) or not int(part):
+            shown = f"{name} {reprlib.repr(text)}: {reprlib.repr(part)}"
+            raise UsageError(f"{shown} is not a whole number above 0, {DIGITS}; wanted 4, or 2,4,8")
     return [int(part) for part in parts]
+
+
+def is_number(text: str) -> bool:
+    """A whole number with fewer digits than would be too many for Python."""
+    return text.isdecimal() and len(text) <= MOST_DIGITS
 
 
 def choose_fields(texts: list[str], **named: int | None) -> dict[str, int]:
@@ -143,8 +155,9 @@ def choose_fields(texts: list[str], **named: int | None) -> dict[str, int]:
     fields = {name: value for name, value in named.items() if value is not None}
     for text in texts:
         name, _, value = text.partition("=")
-        if not value.isdecimal():
-            raise UsageError(f"--set {text!r}: wanted a field and a whole number, num_experts=512")
+        if not is_number(value):
+            shown = f"--set {reprlib.repr(text)}"
+            raise UsageError(f"{shown}: wanted a field and a whole number, {DIGITS}: num_experts=512")
         fields[name] = int(value)
     return fields
 
@@ -156,7 +169,7 @@ def choose_prompt(text: str | None, ids: str | None) -> str | list[int]:
     if ids is None:
         return text or ""
     parts = [part.strip() for part in ids.split(",") if part.strip()]
-    wrong = [part for part in parts if not part.isdecimal()]
+    wrong = [part for part in parts if not is_number(part)]
     if wrong:
-        raise UsageError(f"--prompt-ids: {wrong[0]!r} is not a token id; wanted 5,6,7")
+        raise UsageError(f"--prompt-ids: {reprlib.repr(wrong[0])} is not a token id; wanted 5,6,7")
     return [int(part) for part in parts]

@@ -56,6 +56,8 @@ def run_synth(
     name: str, out: str | None, changes: Mapping[str, int], seed: int, *, tokenizer: bool, adapters: bool
 ) -> dict[str, Any]:
     """[STO-047] Write the checkpoint; what it is, for a line of JSON. Raises UsageError, and leaves nothing then."""
+    if not 0 <= seed < 2**64:
+        raise UsageError(f"seed is {seed}, wanted 0 to 2**64 - 1")
     preset = find_preset(name)
     if out is None:
         raise UsageError("wanted --out DIR, a folder to make")
@@ -145,6 +147,8 @@ def layer_of(module: list[NewTensor]) -> int:
 
 
 def matrix_tensors(module: str, leading: tuple[int, ...], cols: int, spread: float, bits: int) -> list[NewTensor]:
+    if cols % GROUP_SIZE:
+        raise UsageError(f"{module}: {cols} weights per row, wanted groups of {GROUP_SIZE}")
     coefficients = (*leading, cols // GROUP_SIZE)
     return [
         NewTensor(f"{module}.weight", "U32", (*leading, cols * bits // 32), Values("codes"), module),

@@ -12,11 +12,11 @@ from typing import Any
 
 from edge0_ref.app.api import Notify
 from edge0_ref.app.machine import provenance
+from edge0_ref.app.output_files import check_output, target_of, write_text
 from edge0_ref.app.picture import COMPUTE, EXPERTS, INK, READ, WAIT, Picture
 from edge0_ref.app.progress import count_bar
 from edge0_ref.app.report import print_table
 from edge0_ref.app.scenario import POOL_TOKENS, Case, Running, open_case
-from edge0_ref.app.shell import need_folder_for
 from edge0_ref.app.timeline import DECODER, ITSELF, Recorder, Span, covered
 from edge0_ref.errors import UsageError
 
@@ -27,7 +27,9 @@ def run_trace(case: Case, out: str | None, picture: str | None, notify: Notify) 
         raise UsageError("wanted --out FILE.json, or --picture FILE.svg, or both")
     paths = [Path(path) for path in (out, picture) if path is not None]
     for path in paths:
-        need_folder_for(path)
+        check_output(path)
+    if len({target_of(path) for path in paths}) < len(paths):
+        raise UsageError(f"{out}: the file of --out and of --picture; wanted two")
     recorder = Recorder()
     context = case.prompt_tokens + 1 + POOL_TOKENS + case.tokens
     with open_case(case, context, notify, recorder.observe, recorder.wrap) as running:
@@ -35,13 +37,10 @@ def run_trace(case: Case, out: str | None, picture: str | None, notify: Notify) 
         facts = facts_of(running)
     spans = recorder.finish()  # the readers have stopped
     told = {**facts, **summary(spans), **provenance()}
-    try:
-        if out is not None:
-            Path(out).write_text(json.dumps(chrome_trace(spans, recorder.start, told)), "utf-8")
-        if picture is not None:
-            draw(spans, told).write(Path(picture))
-    except OSError as error:
-        raise UsageError(f"{error.filename}: cannot be written: {error.strerror}") from None
+    if out is not None:
+        write_text(Path(out), json.dumps(chrome_trace(spans, recorder.start, told)))
+    if picture is not None:
+        draw(spans, told).write(Path(picture))
     show(told)
     for path in paths:
         notify(f"{path}: written")

@@ -2,6 +2,7 @@
 
 import os
 import re
+import reprlib
 import resource
 import sys
 from pathlib import Path
@@ -9,6 +10,8 @@ from pathlib import Path
 from edge0_ref.errors import UsageError
 
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+
+LARGEST = 2**63  # bytes
 
 
 def resident_bytes() -> int:
@@ -40,8 +43,11 @@ def parse_size(text: str) -> int:
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", text.lower())
     if match is None or match[2] not in UNITS:
-        raise UsageError(f"a size of {text!r}, wanted one like 3GiB, 800MB or a number of bytes")
-    return int(float(match[1]) * UNITS[match[2]])
+        raise UsageError(f"a size of {reprlib.repr(text)}, wanted one like 3GiB, 800MB or a number of bytes")
+    nbytes = float(match[1]) * UNITS[match[2]]
+    if nbytes >= LARGEST:
+        raise UsageError(f"a size of {reprlib.repr(text)}, wanted less than 2**63 bytes")
+    return int(nbytes)
 
 
 def size_text(nbytes: int) -> str:

@@ -176,7 +176,12 @@ def list_files(folder: Path) -> list[PrefixFile]:
     return found
 
 
-def remove_all(folder: Path) -> None:
-    """Every kept prefix, and what an interrupted write left. Raises OSError."""
+def remove_all(folder: Path) -> list[OSError]:
+    """Every kept prefix, and what an interrupted write left; the errors of those that stay."""
+    stay = []
     for path in folder.glob("*.prefix.*") if folder.is_dir() else ():
-        path.unlink(missing_ok=True)
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            stay.append(error)
+    return stay

@@ -254,6 +254,7 @@ def test_without_a_cgroup_that_is_said_and_the_case_runs_all_the_same(folder, mo
         (["--tokens", "0"], "tokens"),
         (["--cap", "1MiB"], "1.00 MiB"),
         (["--picture", "no/such/folder/x.svg"], "no/such/folder"),
+        (["--picture", "spec"], "spec: cannot be written, it is a folder"),
     ],
 )
 @pytest.mark.spec("ENG-065")

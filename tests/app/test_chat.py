@@ -4,6 +4,7 @@ import io
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -68,6 +69,7 @@ def test_commands_begin_anew_and_take_back(capsys, monkeypatch, home, tmp_path) 
         ("/dance", "/dance"),
         ("/save", "/save"),
         ("/save /no/such/folder/x", "/no/such/folder/x"),
+        ("/save ~nobody of this name/x", "~nobody of this name/x"),
         ("And God said " * 40, "room for 64"),
     ],
 )
@@ -177,6 +179,19 @@ def test_sessions_lists_what_a_conversation_left_and_clears_it(capsys, monkeypat
     assert "3 kept prefixes removed" in edge0_here(capsys, "sessions", "--clear").stdout
     assert [*(home / "prefixes").iterdir()] == []
     assert json.loads(edge0_here(capsys, "sessions", "--json").stdout)["prefixes"] == []
+
+
+@pytest.mark.spec("ENG-065", "ENG-084")
+def test_clearing_goes_on_past_what_cannot_be_removed(capsys, home) -> None:
+    for name in ("a", "b", "c", "d"):
+        path = home / "prefixes" / f"{name}.prefix.safetensors"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.mkdir() if name in "bd" else path.write_text("no header")
+    done = edge0_here(capsys, "sessions", "--clear")
+    assert (done.returncode, "2 kept prefixes removed" in done.stdout) == (2, True)
+    (line,) = done.stderr.splitlines()
+    assert re.search(r"/[bd]\.prefix\.safetensors: cannot be removed: .*, and 1 more$", line)
+    assert sorted(path.name[0] for path in (home / "prefixes").iterdir()) == ["b", "d"]
 
 
 @pytest.mark.spec("ENG-084")

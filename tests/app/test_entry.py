@@ -1,10 +1,12 @@
 """How the command starts, and how it ends when Ctrl-C comes before it has."""
 
+import os
 import subprocess
 import sys
 
 import pytest
 
+from edge0_ref.app.locate import embedded_model
 from tests.app.command import ROOT
 
 INTERRUPTED = """
@@ -38,3 +40,35 @@ def test_the_package_is_the_command() -> None:
     refused = run("-m", "edge0_ref", "dance")
     assert (refused.returncode, refused.stdout) == (2, "")
     assert refused.stderr.startswith("edge0: error: ")
+
+
+def redirected(redirection: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The command as a shell starts it, with a stream of its own elsewhere, or closed."""
+    words = ["sh", "-c", f'exec "$@" {redirection}', "sh", sys.executable, "-m", "edge0_ref", *arguments]
+    return subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=False, env=os.environ | environment)
+
+
+@pytest.mark.spec("ENG-065")
+@pytest.mark.parametrize("command", [["--help"], ["inspect"], ["generate", "--prompt-ids", "5", "--max-tokens", "2"]])
+@pytest.mark.parametrize(("redirection", "says"), [(">/dev/full", "No space left"), (">&-", "stdout is closed")])
+def test_a_stdout_that_takes_nothing_is_told_in_one_line(command, redirection, says) -> None:
+    done = redirected(redirection, *command)
+    (line,) = done.stderr.splitlines()
+    assert (done.returncode, line.startswith("edge0: error: "), says in line) == (2, True, True)
+
+
+@pytest.mark.spec("ENG-065")
+def test_streams_that_are_closed_change_nothing_else() -> None:
+    generate = ("generate", "--prompt-ids", "5", "--max-tokens", "2", "--stats")
+    done = redirected("2>&-", *generate)
+    assert (done.returncode, done.stdout) == (0, run("-m", "edge0_ref", *generate).stdout)
+    assert redirected("<&-", "chat").returncode == 0  # as at the end of the input
+    assert redirected(">&- 2>&-", *generate).returncode == 2
+
+
+@pytest.mark.spec("ENG-065")
+def test_characters_that_the_encoding_of_stdout_lacks_are_replaced(tmp_path) -> None:
+    (tmp_path / "é").symlink_to(embedded_model())
+    done = redirected("", "inspect", str(tmp_path / "é"), PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"{tmp_path}/?" in done.stdout

@@ -1,6 +1,7 @@
 """`edge0 logits`, `inspect` and `step`."""
 
 import json
+import os
 import re
 
 import numpy as np
@@ -42,6 +43,39 @@ def test_logits_that_cannot_be_written_whole_leave_what_was_there(tmp_path, caps
     monkeypatch.setattr("edge0_ref.app.logits.save_file", half)
     assert "the disk is full" in refusal(edge0_here(capsys, "logits", "--prompt-ids", "5", "--out", out))
     assert (out.read_bytes(), list(tmp_path.iterdir())) == (b"before", [out])
+
+
+@pytest.mark.spec("ENG-062")
+@pytest.mark.parametrize("kind", ["folder", "pipe", "link to a pipe", "looping link"])
+def test_logits_take_the_place_of_nothing_but_a_file(tmp_path, capsys, kind) -> None:
+    out, pipe = tmp_path / "out.safetensors", tmp_path / "pipe"
+    os.mkfifo(pipe)
+    match kind:
+        case "folder":
+            out.mkdir()
+        case "pipe":
+            out = pipe
+        case "link to a pipe":
+            out.symlink_to(pipe)
+        case "looping link":
+            out.symlink_to(out)
+    before = {path: path.lstat().st_mode for path in tmp_path.iterdir()}
+    assert f"{out}: cannot be written" in refusal(edge0_here(capsys, "logits", "--prompt-ids", "5", "--out", out))
+    assert {path: path.lstat().st_mode for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.spec("ENG-062")
+def test_a_link_to_logits_stays_one_and_modes_are_as_those_of_any_file(tmp_path, capsys) -> None:
+    link, out, other = (tmp_path / name for name in ("link", "out.safetensors", "other"))
+    link.symlink_to(out)
+    for asked in (link, link):
+        assert edge0_here(capsys, "logits", "--prompt-ids", "5", "--out", asked).returncode == 0
+        other.touch()
+        assert (link.readlink(), out.stat().st_mode) == (out, other.stat().st_mode)
+        assert load_file(out)["token_ids"].tolist() == [5]
+        out.chmod(0o640)  # is kept
+        other.chmod(0o640)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "other", "out.safetensors"]
 
 
 @pytest.fixture(scope="module")

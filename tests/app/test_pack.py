@@ -150,3 +150,9 @@ def test_a_folder_that_cannot_be_written_names_the_way_out(folder: Path, monkeyp
     monkeypatch.setattr(os, "open", read_only)
     with pytest.raises(UsageError, match=r"Read-only file system; --out DIR puts the file elsewhere"):
         pack.run_pack(folder, None, silent)
+
+
+@pytest.mark.spec("STO-045", "ENG-065")
+def test_a_folder_in_place_of_the_file_that_grows_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / PARTIAL).mkdir()
+    assert f"{folder / PARTIAL}: cannot be written: " in refusal(edge0_here(capsys, "pack", folder))

@@ -149,6 +149,12 @@ def test_what_is_no_name_of_a_repository_is_refused(hub, tmp_path, name) -> None
 
 
 @pytest.mark.spec("ENG-065", "ENG-096")
+@pytest.mark.parametrize("name", ["a--b/c", "a..b/c", f"{'o' * 97}/c"])
+def test_names_that_the_hub_itself_forbids_are_refused(hub, tmp_path, name) -> None:
+    assert f"{name}: no name that the hub could have" in refusal(hub, tmp_path, name)
+
+
+@pytest.mark.spec("ENG-065", "ENG-096")
 def test_a_hub_that_is_not_there_is_named(tmp_path) -> None:
     with serving(Hub({})) as gone:
         pass

@@ -1,9 +1,12 @@
 """Bad input on the command line: a named error in one line, exit code 2, nothing half-written."""
 
 import json
+import os
+from io import StringIO
 
 import pytest
 
+from edge0_ref.app.locate import embedded_model
 from tests.app.command import ROOT, edge0_here, refusal, refused
 from tests.ref.builders import (
     Recipe,
@@ -30,6 +33,9 @@ RECIPE = Recipe(layers=3)
         (["generate", "--prompt-ids", ""], "empty prompt"),
         (["generate", "--prompt-ids", "5,x"], "'x'"),
         (["generate", "--prompt-ids", "5,99999"], "99999"),
+        (["generate", "--prompt-ids", f"5,{'9' * 5000}"], "is not a token id"),
+        (["generate", "--prompt", "a", "--memory", "9" * 310], "less than 2**63 bytes"),
+        (["bench", "--k", "9" * 5000], "is not a whole number above 0"),
         (["generate", "--prompt", "a", "--max-tokens", "0"], "max_tokens is 0"),
         (["generate", "--prompt", "a", "--max-tokens", "many"], "--max-tokens"),
         (["generate", "--prompt", "a", "--temperature", "-1"], "temperature"),
@@ -45,6 +51,7 @@ RECIPE = Recipe(layers=3)
         (["generate", "nowhere", "--prompt", "a"], "nowhere"),
         (["generate", "tests/data/qwen_mlx4", "--prompt", "a"], "tokenizer.json"),
         (["inspect", "nowhere"], "nowhere"),
+        (["inspect", ""], "MODEL is ''"),
         (["step", "--prompt", "a", "--layer", "8"], "0 to 7"),
         (["logits", "--prompt-ids", "5"], "--out"),
         (["logits", "--prompt-ids", "5", "--out", "no/such/folder/x.safetensors"], "no/such/folder"),
@@ -61,6 +68,35 @@ def test_a_wrong_command_line_is_refused_in_one_line(capsys, monkeypatch, argume
 )
 def test_so_it_is_in_a_process_of_its_own(arguments) -> None:
     refused("generate", *arguments)
+
+
+LONG = "x" * 300  # no file system takes it
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["generate", LONG, "--prompt-ids", "5"],
+        ["generate", "--prompt-ids", "5", "--adapters", LONG],
+        ["generate", "--prompt-ids", "5", "--packed", LONG],
+        ["logits", "--prompt-ids", "5", "--out", LONG],
+        ["pack", "--out", LONG],
+        ["synth", "ling-3.0-tiny", "--layers", "2", "--out", LONG],
+        ["sessions"],
+        ["chat"],
+    ],
+)
+def test_what_the_operating_system_refuses_is_told_with_its_file(capsys, monkeypatch, arguments) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", f"/{LONG}")
+    monkeypatch.setattr("sys.stdin", StringIO("hi"))
+    said = refusal(edge0_here(capsys, *arguments))
+    assert LONG in said
+    assert "File name too long" in said
+
+
+def test_a_file_s_name_tells_a_terminal_nothing(capsys) -> None:
+    said = refusal(edge0_here(capsys, "inspect", "Ä\x1b[2J\u202e"))
+    assert "Ä\\x1b[2J\\u202e: no such folder" in said
 
 
 def damaged(folder, how: str) -> str:
@@ -118,6 +154,40 @@ def test_scales_that_are_no_numbers_are_found_and_leave_no_file(tmp_path) -> Non
     line = refused("logits", tmp_path / "model", "--prompt-ids", "5,6", "--out", out)
     assert "layer 1 expert" in line
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link to nothing", "looping link"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "chat_template.jinja",
+        "model.safetensors",
+        "model.safetensors.index.json",
+        "adapters",
+    ],
+)
+def test_what_is_there_and_is_no_file_is_not_taken_as_absent(tmp_path, capsys, name, kind) -> None:
+    for path in embedded_model().iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    odd = tmp_path / name
+    odd.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(odd)
+    else:
+        odd.symlink_to(odd if kind == "looping link" else tmp_path / "nothing")
+    assert f"{odd}: " in refusal(edge0_here(capsys, "generate", tmp_path, "--prompt-ids", "5", "--max-tokens", "1"))
+
+
+def test_a_folder_in_place_of_a_shard_is_not_missing(tmp_path, capsys) -> None:
+    build(tmp_path, RECIPE, shards=2)
+    shard = sorted(tmp_path.glob("*.safetensors"))[0]
+    shard.unlink()
+    shard.mkdir()
+    assert f"{shard}: not a regular file" in refusal(edge0_here(capsys, "inspect", tmp_path))
 
 
 def test_adapters_of_another_model_are_refused(tmp_path, capsys) -> None:

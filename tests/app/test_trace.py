@@ -135,3 +135,6 @@ def test_a_timeline_needs_a_place_and_that_place_a_folder(capsys, tmp_path) -> N
     folder = build(tmp_path, RECIPE)
     assert "--out" in refusal(edge0_here(capsys, "trace", folder))
     assert "no/such" in refusal(edge0_here(capsys, "trace", folder, "--out", "no/such/trace.json"))
+    assert "it is a folder" in refusal(edge0_here(capsys, "trace", folder, "--picture", folder))
+    twice = folder / "both"
+    assert "wanted two" in refusal(edge0_here(capsys, "trace", folder, "--out", twice, "--picture", twice))

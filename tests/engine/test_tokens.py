@@ -109,6 +109,9 @@ def test_a_template_file_goes_before_the_one_in_the_settings(tmp_path) -> None:
     settings = {"bos_token": {"content": "<s>"}, "chat_template": [{"name": "default", "template": "{{ bos_token }}"}]}
     write(tmp_path, tokenizer_config__json=settings)
     assert open_tokenizer(tmp_path).chat(messages) == "<s>"
+    settings["chat_template"].insert(0, {"name": ["default"], "template": "no name of a template"})
+    write(tmp_path, tokenizer_config__json=settings)
+    assert open_tokenizer(tmp_path).chat(messages) == "<s>"
     write(tmp_path, chat_template__jinja="{{ messages[0] | tojson }}{% if add_generation_prompt %}>{% endif %}")
     assert open_tokenizer(tmp_path).chat(messages) == json.dumps(messages[0]) + ">"
 

@@ -20,7 +20,7 @@ def json_over_many_lines(patch: pytest.MonkeyPatch) -> None:
 
 
 def logits_written_in_place(patch: pytest.MonkeyPatch) -> None:
-    original = logits.write_aside
+    original = logits.write_logits
 
     def write(path: Any, tensors: dict[str, Any]) -> None:
         save_file = logits.save_file
@@ -33,16 +33,20 @@ def logits_written_in_place(patch: pytest.MonkeyPatch) -> None:
             here.setattr(logits, "save_file", save)
             original(path, tensors)
 
-    patch.setattr(logits, "write_aside", write)
+    patch.setattr(logits, "write_logits", write)
 
 
 def logits_rounded(patch: pytest.MonkeyPatch) -> None:
-    original = logits.write_aside
+    original = logits.write_logits
 
     def write(path: Any, tensors: dict[str, Any]) -> None:
         original(path, tensors | {"logits": tensors["logits"].astype(np.float16)})
 
-    patch.setattr(logits, "write_aside", write)
+    patch.setattr(logits, "write_logits", write)
+
+
+def logits_in_place_of_a_pipe(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(logits, "check_output", lambda path: None)
 
 
 def a_token_reads_one_expert(patch: pytest.MonkeyPatch) -> None:
@@ -69,6 +73,7 @@ MUTANTS = {
     json_over_many_lines: "ENG-061",
     logits_written_in_place: "ENG-062",
     logits_rounded: "ENG-062",
+    logits_in_place_of_a_pipe: "ENG-062",
     a_token_reads_one_expert: "ENG-063",
     predictions_shown_as_choices_of_the_router: "ENG-064",
     errors_exit_with_1: "ENG-065",

@@ -19,7 +19,7 @@ def ctrl_c_ends_the_program(patch: pytest.MonkeyPatch) -> None:
 
 
 def clearing_removes_nothing(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(sessions, "remove_all", lambda folder: None)
+    patch.setattr(sessions, "remove_all", lambda folder: [])
 
 
 def every_read_drawn_as_read_ahead(patch: pytest.MonkeyPatch) -> None:

@@ -237,7 +237,9 @@ def test_nan_and_infinity_are_refused(tmp_path: Path, config: ModelConfig, name:
 @pytest.mark.spec("PRE-010")
 def test_a_folder_without_adapters_and_a_damaged_file_are_named(tmp_path: Path, config: ModelConfig) -> None:
     assert "no adapter files" in refused(tmp_path, config)
-    assert "no adapter files" in refused(tmp_path / "absent", config)
+    assert "absent: no such folder" in refused(tmp_path / "absent", config)
+    (tmp_path / "link").symlink_to(tmp_path / "absent")
+    assert "link: not a folder" in refused(tmp_path / "link", config)
     path = write(tmp_path) / "a.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
     assert "truncated" in refused(tmp_path, config)

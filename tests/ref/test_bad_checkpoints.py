@@ -132,6 +132,7 @@ def test_routed_experts_that_are_not_quantised_are_refused(tmp_path: Path) -> No
         ("num_experts_per_tok", 5, r"num_experts_per_tok 5 of 4 experts"),
         ("num_experts", [4, 6], r"num_experts is \[4, 6\], wanted int"),
         ("moe_intermediate_size", 128, r"wanted \[4, 128, '\.\.\.'\]"),
+        ("hidden_size", 100, r"config\.json says 100 weights per row, wanted groups of 32, 64 or 128"),
         ("hidden_size", 128, r"layers\.0\.mlp\.switch_mlp\.gate_proj.*per row"),
         ("vocab_size", 33, r"embed_tokens\.weight: shape .*wanted \[33, '\.\.\.'\]"),
         ("num_hidden_layers", 3, r"layer 2: no routed experts"),

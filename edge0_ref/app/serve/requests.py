@@ -250,7 +250,9 @@ def refuse_constant(name: str) -> NoReturn:
 
 def field_error(error: ValidationError) -> ApiError:
     """The first complaint, with the path of its field. Names of types in a path are pydantic's, not the client's."""
-    first = error.errors(include_url=False, include_input=False)[0]
+    errors = error.errors(include_url=False, include_input=False)
+    # of the forms that a field may have, one of which fails a check of this file, the client meant that one
+    first = next((one for one in errors if one["type"] == "value_error"), errors[0])
     path = ""
     for part in first["loc"]:
         if isinstance(part, int):
@@ -259,4 +261,4 @@ def field_error(error: ValidationError) -> ApiError:
             path = part
         elif part.isidentifier() and part not in ("str", "system", "developer", "user", "assistant", "tool"):
             path += f".{part}"
-    return ApiError(400, f"{path}: {first['msg']}", path, "invalid_value")
+    return ApiError(400, f"{path}: {first['msg'].removeprefix('Value error, ')}", path, "invalid_value")

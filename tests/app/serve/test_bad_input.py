@@ -82,6 +82,12 @@ def test_a_wrong_field_is_named(parrot: Server, fields, param) -> None:
     assert error["type"] == "invalid_request_error"
 
 
+@pytest.mark.parametrize(("stop", "param"), [("", "stop"), ([""], "stop[0]"), (["a", ""], "stop[1]")])
+def test_an_empty_stop_string_is_said_to_be_empty(parrot: Server, stop, param) -> None:
+    error = parrot.post("/v1/chat/completions", ASK | {"stop": stop}).json()["error"]
+    assert (error["param"], error["message"]) == (param, f"{param}: an empty stop string would stop every text at once")
+
+
 @pytest.mark.parametrize(
     "prompt", [None, "", [], [[]], [1, "a"], [-1], [1024], [True], {"a": 1}, 5, [[1], "a"], ["a"] * 65], ids=repr
 )
