@@ -152,6 +152,12 @@ def failing() -> list[Json]:
          [(hint(3), [3], [3]), (call([4], fails=[4], **fails), [4], [3]), (call([3, 4]), [4], [3, 4])], "drops=0"),
         (3, "others-survive", "EXE-016", "slots-emptied", "Experts that were read before the failure stay.",
          [(call([1]), [1], [1]), (call([1, 5], fails=[5], **fails), [5], [1]), (call([1]), [], [1])], "drops=0"),
+        (3, "clock-after-failure", "EXE-024", "clock-stops-at-error", "The call that failed had a number: 2 was used in it, 0 after it, so 2 goes.",
+         [(call([1]), [1], [1]), (call([0]), [0], [0, 1]), (call([2]), [2], [0, 1, 2]), (call([2, 5], fails=[5], **fails), [5], [0, 2]),
+          (call([0]), [], [0, 2]), (call([5]), [5], [0, 2, 5]), (call([4]), [4], [0, 4, 5])], "drops=0"),
+        (2, "failed-is-not-used", "EXE-023", "read-counts-as-use", "5 was asked for twice and executed never: it goes before 0.",
+         [(call([0]), [0], [0]), (call([5], fails=[5], **fails), [5], [0]), (hint(5), [5], [0, 5]), (hint(), [], [0, 5]),
+          (hint(), [], [0, 5]), (call([1]), [1], [0, 1])], "drops=0"),
         (2, "unneeded-failure", "EXE-016", "hint-raises", "A read ahead that fails and is never needed is no error.",
          [(hint(3, fails=[3]), [3], [3]), (call([1]), [1], [1, 3]), (call([1]), [], [1, 3])], "hits=1 drops=0"),
     ]  # fmt: skip
