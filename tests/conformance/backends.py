@@ -151,6 +151,30 @@ class Raising(Two):
         raise ZeroDivisionError("a kernel that was not there")
 
 
+class Interrupted(Two):
+    """Somebody presses Ctrl-C while it routes."""
+
+    def route(self, logits: np.ndarray, spec: RouterSpec) -> Routing:
+        raise KeyboardInterrupt
+
+
+class Exiting(Two):
+    def dequantize(self, matrix: QuantizedMatrix) -> np.ndarray:
+        raise SystemExit("no device")
+
+
+class Sometimes(Two):
+    """Fails every third time it is asked."""
+
+    asked = 0
+
+    def dequantize(self, matrix: QuantizedMatrix) -> np.ndarray:
+        self.asked += 1
+        if self.asked % 3 == 0:
+            raise ZeroDivisionError("a kernel that was not there")
+        return super().dequantize(matrix)
+
+
 class Hanging(Two):
     """Never comes back from the largest groups."""
 
@@ -183,6 +207,10 @@ class Listing(Two):
 
 def failing_factory() -> None:
     raise OSError("libcuda.so is not here")
+
+
+def exiting_factory() -> None:
+    raise SystemExit(3)
 
 
 def hanging_factory() -> None:

@@ -1,13 +1,16 @@
 """Backends that are hardly backends: each is a line that says what and where, and nobody else is hurt."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 import conformance
-from conformance.__main__ import main
+from conformance.__main__ import main, parser
+from conformance.vector_files import FOLDER as VECTORS
 from tests.conformance import backends
 
+FOLDER = Path(__file__).parent
 HERE = "tests.conformance.backends"
 
 
@@ -19,6 +22,7 @@ HERE = "tests.conformance.backends"
         "no_such_module:create": "ModuleNotFoundError",
         f"{HERE}:no_such_factory": "AttributeError",
         f"{HERE}:failing_factory": "OSError: libcuda.so is not here",
+        f"{HERE}:exiting_factory": "SystemExit: 3",
         f"{HERE}:hanging_factory": "did not come back within 1 s",
         f"{HERE}:Bare": "Bare has no name, claims, from_numpy, to_numpy",
         f"{HERE}:Listing": "claims: got ('dequant',), wanted a frozenset of str",
@@ -43,6 +47,7 @@ def test_a_backend_that_cannot_be_made_ends_the_run_in_one_line(
         (backends.Flat, "(dtype('float32'), 1)"),
         (backends.Spoilt, "nan"),
         (backends.Nothing, "NoneType"),
+        (backends.Exiting, "SystemExit: no device; it came from"),
         (backends.Raising, "ZeroDivisionError: a kernel that was not there; it came from"),
     ],
 )
@@ -61,6 +66,42 @@ def test_a_call_that_does_not_come_back_fails_its_test_and_the_next_one_runs() -
     assert report.recorder.outcomes["DEQ-006"]["passed"] > 0
     for test, message in report.recorder.failures:
         assert f"{test}: dequantize did not come back within 2 s; it was in dequantize, " in message
+
+
+@pytest.mark.spec("BCK-034")
+def test_what_ends_a_process_is_a_failure_that_is_kept(tmp_path: Path) -> None:
+    """Keeping a failure makes the call again."""
+    report = conformance.run(backends.Exiting(), ["DEQ-006", "RTR-021"], failures=tmp_path)
+    assert (report.status("DEQ-006"), report.status("RTR-021")) == ("FAIL", "passed")
+    kept = [str(path) for path in tmp_path.iterdir()]
+    assert kept
+    assert main(["--backend", f"{HERE}:Exiting", "--replay", *kept]) == 1
+
+
+@pytest.mark.spec("BCK-034")
+def test_what_fails_now_and_then_is_told_in_its_own_words() -> None:
+    report = conformance.run(backends.Sometimes(), ["DEQ-002"])
+    messages = [message for _, message in report.recorder.failures]
+    assert messages
+    assert all("got     ZeroDivisionError: a kernel that was not there; it came from" in m for m in messages)
+    assert any("not every time" in m for m in messages)
+
+
+@pytest.mark.spec("BCK-030")
+def test_an_interrupted_run_tells_what_was_judged_by_then(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--backend", f"{HERE}:Interrupted", "--only", "DEQ-006,RTR-021"]) == 130
+    told = capsys.readouterr()
+    assert "DEQ-006  either  passed" in told.out
+    assert re.search(r"RTR-021 +\w+ +not run", told.out)
+    assert "interrupted" in told.out
+    assert "Traceback" not in told.out + told.err
+
+
+@pytest.mark.spec("BCK-030", "BCK-033")
+def test_a_replay_is_interrupted_in_the_same_way(capsys: pytest.CaptureFixture[str]) -> None:
+    files = [str(VECTORS / f"{name}.json") for name in ("dequant", "router")]
+    assert main(["--backend", f"{HERE}:Interrupted", "--replay", *files]) == 130
+    assert "interrupted" in capsys.readouterr().out
 
 
 @pytest.mark.spec("BCK-001")
@@ -86,7 +127,15 @@ def test_what_a_backend_prints_is_told_and_is_no_part_of_the_report(
     ("arguments", "what"),
     [
         (["--only", "XYZ-001"], "XYZ-001"),
+        (["--only", ","], "--only ','"),
+        (["--only", ""], "names no requirement"),
         (["--timeout", "0"], "--timeout 0"),
+        (["--timeout", "nan"], "--timeout nan"),
+        (["--timeout", "inf"], "--timeout inf"),
+        (["--timeout", "1e300"], "--timeout 1e+300"),
+        (["--report", str(FOLDER)], "is a folder, wanted a file"),
+        (["--html", str(FOLDER)], "is a folder, wanted a file"),
+        (["--failures", __file__], "is no folder, wanted a folder"),
         (["--report", "/no/such/folder/out.json"], "no such folder"),
         (["--known-failures", "/no/such/file"], "/no/such/file"),
     ],
@@ -98,3 +147,10 @@ def test_a_command_line_that_cannot_be_carried_out_is_one_line(
     told = capsys.readouterr().err
     assert len(told.splitlines()) == 1
     assert what in told
+
+
+@pytest.mark.spec("BCK-030")
+def test_help_shows_the_profiles_that_can_be_chosen() -> None:
+    told = " ".join(parser().format_help().split())
+    assert "40 in ci, 2000 in deep" in told
+    assert "no-shrink" not in told
