@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from edge0_ref.backend import ReferenceBackend
-from edge0_ref.contract import Lora, PrerouterHead, QuantizedMatrix, RouterSpec, Routing, SoftmaxTopK
+from edge0_ref.contract import Counters, Lora, PrerouterHead, QuantizedMatrix, RouterSpec, Routing, SoftmaxTopK
 
 
 class Two(ReferenceBackend):
@@ -94,6 +94,14 @@ class AddsUpInHalf(Wrapped):
         return y[:tokens] + y[tokens:].astype(np.float16).astype(np.float32)
 
 
+class Inside(Wrapped):
+    """An executor that tells of itself what is no state."""
+
+    def __init__(self, inner: Any, **told: Any) -> None:
+        super().__init__(inner)
+        vars(self).update(told)
+
+
 class HidesFirst(Wrapped):
     @property
     def resident(self) -> frozenset[int]:
@@ -144,6 +152,26 @@ class Nothing(Two):
 
     def dequantize(self, matrix: QuantizedMatrix) -> Any:
         return None
+
+
+class Routeless(Two):
+    def route(self, logits: np.ndarray, spec: RouterSpec) -> Any:
+        return None
+
+
+class Unquantized(ReferenceBackend):
+    def quantize(self, weights: np.ndarray, bits: int, group_size: int) -> Any:
+        return None
+
+
+class Nested(ReferenceBackend):
+    def executor(self, *given: Any) -> Any:
+        return Inside(super().executor(*given), resident=[[1]])
+
+
+class Spelled(ReferenceBackend):
+    def executor(self, *given: Any) -> Any:
+        return Inside(super().executor(*given), counters=Counters(hits="3"))  # type: ignore[arg-type]
 
 
 class Raising(Two):

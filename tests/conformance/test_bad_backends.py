@@ -8,6 +8,7 @@ import pytest
 import conformance
 from conformance.__main__ import main, parser
 from conformance.vector_files import FOLDER as VECTORS
+from edge0_ref.backend import ReferenceBackend
 from tests.conformance import backends
 
 FOLDER = Path(__file__).parent
@@ -57,6 +58,25 @@ def test_a_method_that_gives_no_result_fails_its_own_tests_only(backend: type[ba
     assert (report.status("DEQ-006"), report.status("RTR-021")) == ("FAIL", "passed")
     assert not [test for test, message in report.recorder.failures if "got" not in message or what not in message]
     assert all("DEQ-" in message and "spec/02-dequant.md" in message for _, message in report.recorder.failures)
+
+
+@pytest.mark.spec("BCK-034")
+@pytest.mark.parametrize(
+    ("backend", "requirement", "got", "wanted"),
+    [
+        (backends.Routeless, "RTR-021", "NoneType", "Routing"),
+        (backends.Unquantized, "DEQ-020", "NoneType", "QuantizedMatrix"),
+        (backends.Nested, "EXE-018", "[[1]]", "a set of integers"),
+        (backends.Spelled, "EXE-015", "hits is '3'", "numbers from 0 up"),
+    ],
+)
+def test_what_is_no_result_is_told_beside_what_was_wanted(
+    backend: type[ReferenceBackend], requirement: str, got: str, wanted: str
+) -> None:
+    report = conformance.run(backend(), [requirement])
+    messages = [message for _, message in report.recorder.failures]
+    assert messages
+    assert [m for m in messages if not re.search(rf"  got     {re.escape(got)}\n  wanted  {wanted}\n", m)] == []
 
 
 @pytest.mark.spec("BCK-034")

@@ -103,6 +103,23 @@ def test_what_a_program_does_wrong_is_one_line_and_it_is_started_again(how: str)
                 program.route(np.zeros((1, 2), np.float32), SoftmaxTopK(1))
 
 
+@pytest.mark.spec("BCK-024")
+@pytest.mark.parametrize(
+    ("how", "what"),
+    {
+        "resident": "resident is [[1]], wanted integers",
+        "counters": "counters: hits is '3', wanted numbers from 0 up",
+        "less": "counters: reads is -1, wanted numbers from 0 up",
+    }.items(),
+)
+def test_a_state_that_is_none_is_told_as_what_the_program_wrote(how: str, what: str) -> None:
+    command = broken(how)
+    with running(command) as program:
+        with pytest.raises(ProgramError) as caught:
+            program.executor("exact", RecordingStore(ExpertsRecipe(2)), 1)
+        assert str(caught.value) == f"{command}: executor_open: {what}"
+
+
 @pytest.mark.spec("BCK-024", "BCK-020")
 def test_a_reply_that_nobody_asked_for_is_found_at_the_next_request() -> None:
     with running(broken("twice")) as program:
