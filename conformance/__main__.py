@@ -19,6 +19,7 @@ from conformance.replay import replay
 from conformance.report import INTERRUPTED, Recorder, Report
 from conformance.requirements import read_requirements
 from conformance.runner import EXAMPLES, SECONDS_A_CALL, command_of, run, watchdog
+from conformance.usable import unusable
 from conformance.vector_files import read_files
 from conformance.watchdog import Hang
 from edge0_ref.errors import BackendError
@@ -122,8 +123,10 @@ def replayed(options: argparse.Namespace, backend: Any, label: str) -> tuple[Rep
     with watchdog(options.timeout) as watching:
         try:
             for path in options.replay:
-                cases, unusable = read_files([path])
-                problems += unusable
+                cases, refused = read_files([path])
+                if not refused and (why := unusable(path, cases)):
+                    cases, refused = [], [why]
+                problems += refused
                 cases = [case for case in cases if not options.only or set(case.requirements) & set(options.only)]
                 requirements |= {id_ for case in cases for id_ in case.requirements}
                 again = f"python -m conformance --replay {path} {options.named}"
