@@ -139,7 +139,7 @@ FAULTS: list[tuple[dict[str, Any], str]] = [
     (changed("dequantize", inputs={"matrix": {"bits": 4}}), "inputs: 'packed' is lacking"),
     (changed("residency", inputs={"kind": "luke"}), "inputs, kind: 'luke', wanted one of exact"),
     (changed("residency", inputs={"events": [{"hint": [99]}]}), "expert 99 of"),
-    (changed("route", requirements=["RTR-999"]), "requirements: RTR-999, which spec/ does not state"),
+    (changed("route", requirements=["XYZ-001"]), "requirements: XYZ-001, which spec/ does not state"),
     (changed("linear", bound={"z": {"shape": [1], "float64": ["0" * 16]}}), "bound: z"),
 ]
 
