@@ -45,6 +45,17 @@ class UpperNibbleFirst(Two):
         return np.ascontiguousarray(swapped) if matrix.bits == 4 else weights
 
 
+def flushed(values: np.ndarray) -> np.ndarray:
+    return np.where(np.abs(values) < np.finfo(np.float32).tiny, np.float32(0), values)
+
+
+class FlushesWeights(Two):
+    """Subnormal weights are zero."""
+
+    def dequantize(self, matrix: QuantizedMatrix) -> np.ndarray:
+        return flushed(super().dequantize(matrix))
+
+
 class LosesUpdateScale(ReferenceBackend):
     def linear(self, x: np.ndarray, weight: QuantizedMatrix | np.ndarray, lora: Lora | None = None) -> np.ndarray:
         return super().linear(x, weight, lora and Lora(lora.down, lora.up, 1.0))

@@ -7,7 +7,10 @@ import pytest
 
 import conformance
 from conformance.__main__ import main, parser
+from conformance.replay import replay
+from conformance.report import Recorder
 from conformance.vector_files import FOLDER as VECTORS
+from conformance.vector_files import read_file
 from edge0_ref.backend import ReferenceBackend
 from tests.conformance import backends
 
@@ -86,6 +89,15 @@ def test_a_call_that_does_not_come_back_fails_its_test_and_the_next_one_runs() -
     assert report.recorder.outcomes["DEQ-006"]["passed"] > 0
     for test, message in report.recorder.failures:
         assert f"{test}: dequantize did not come back within 2 s; it was in dequantize, " in message
+
+
+@pytest.mark.spec("DEQ-002")
+def test_weights_that_are_flushed_to_zero_are_found_whatever_is_drawn() -> None:
+    files = [case for case in read_file(VECTORS / "dequant.json") if "subnormal" in case.id]
+    recorder = Recorder()
+    replay(backends.FlushesWeights(), files, "again", recorder)
+    assert len(files) == 3
+    assert recorder.outcomes["DEQ-002"] == {"FAIL": 3}
 
 
 @pytest.mark.spec("BCK-034")
