@@ -56,6 +56,23 @@ class FlushesWeights(Two):
         return flushed(super().dequantize(matrix))
 
 
+class FlushesSums(ReferenceBackend):
+    """Subnormals are zero on their way into and out of a linear layer, a router's weights too."""
+
+    claims = frozenset({"linear", "lora", "prerouter", "router"})
+
+    def linear(self, x: np.ndarray, weight: QuantizedMatrix | np.ndarray, lora: Lora | None = None) -> np.ndarray:
+        dense = flushed(super().dequantize(weight)) if isinstance(weight, QuantizedMatrix) else weight
+        return flushed(super().linear(flushed(x), dense, lora))
+
+    def predict(self, head: PrerouterHead, features: np.ndarray) -> np.ndarray:
+        return flushed(super().predict(head, flushed(features)))
+
+    def route(self, logits: np.ndarray, spec: RouterSpec) -> Routing:
+        right = super().route(logits, spec)
+        return Routing(right.experts, flushed(right.weights))
+
+
 class LosesUpdateScale(ReferenceBackend):
     def linear(self, x: np.ndarray, weight: QuantizedMatrix | np.ndarray, lora: Lora | None = None) -> np.ndarray:
         return super().linear(x, weight, lora and Lora(lora.down, lora.up, 1.0))

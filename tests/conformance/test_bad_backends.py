@@ -100,6 +100,14 @@ def test_weights_that_are_flushed_to_zero_are_found_whatever_is_drawn() -> None:
     assert recorder.outcomes["DEQ-002"] == {"FAIL": 3}
 
 
+@pytest.mark.spec("NUM-005")
+@pytest.mark.parametrize("seed", [None, 1])
+def test_sums_that_are_flushed_to_zero_are_within_their_bounds(seed: int | None) -> None:
+    report = conformance.run(backends.FlushesSums(), ["NUM-005", "LOR-001", "PRE-001", "RTR-011"], seed=seed)
+    assert report.recorder.failures == []
+    assert report.status("NUM-005") == "passed"
+
+
 @pytest.mark.spec("BCK-034")
 def test_what_ends_a_process_is_a_failure_that_is_kept(tmp_path: Path) -> None:
     """Keeping a failure makes the call again."""
