@@ -1,4 +1,4 @@
-"""`python -m conformance --backend NAME`: exit code 0 all claimed pass, 1 failures, 2 usage."""
+"""`python -m conformance --backend NAME`: exit code 0 all claimed pass, 1 failures, 2 usage, 130 interrupted."""
 
 import argparse
 import json
@@ -16,12 +16,16 @@ from conformance.loading import load_backend
 from conformance.page import page
 from conformance.program import Program
 from conformance.replay import replay
-from conformance.report import Recorder, Report
+from conformance.report import INTERRUPTED, Recorder, Report
 from conformance.requirements import read_requirements
 from conformance.runner import EXAMPLES, SECONDS_A_CALL, command_of, run, watchdog
+from conformance.usable import unusable
 from conformance.vector_files import read_files
 from conformance.watchdog import Hang
 from edge0_ref.errors import BackendError
+
+PROFILES = ("ci", "deep")
+LONGEST_SECONDS = 10.0**6  # timers of operating systems end somewhere beyond
 
 
 class RequestError(ValueError):
@@ -33,9 +37,10 @@ def parser() -> argparse.ArgumentParser:
     which = options.add_mutually_exclusive_group(required=True)
     which.add_argument("--backend", metavar="NAME", help="a name from edge0.backends, or package.module:factory")
     which.add_argument("--exec", metavar="COMMAND", help="a program that speaks the protocol of spec/11-backend.md")
-    options.add_argument("--only", default="", metavar="ID[,ID]", help="these requirements only")
+    options.add_argument("--only", metavar="ID[,ID]", help="these requirements only")
+    examples = ", ".join(f"{EXAMPLES[name]} in {name}" for name in PROFILES)
     options.add_argument("--seed", type=int, help="draw other examples than the standing ones; the same for one seed")
-    options.add_argument("--profile", choices=("ci", "deep"), default="ci", help=f"examples a test: {EXAMPLES}")
+    options.add_argument("--profile", choices=PROFILES, default="ci", help=f"examples a test: {examples}")
     options.add_argument("--deep", dest="profile", action="store_const", const="deep", help="the profile for a night")
     options.add_argument("--timeout", type=float, default=SECONDS_A_CALL, metavar="SECONDS", help="for each call")
     options.add_argument("--replay", type=Path, nargs="+", metavar="FILE", help="run these vector files, nothing else")
@@ -47,30 +52,48 @@ def parser() -> argparse.ArgumentParser:
     return options
 
 
-def checked(options: argparse.Namespace) -> argparse.Namespace:
-    """Everything that can be wrong with a command line before a backend is made. Raises RequestError."""
-    options.only = [id_ for id_ in options.only.split(",") if id_]
-    unknown = [id_ for id_ in options.only if id_ not in read_requirements()]
+def chosen(only: str | None) -> list[str]:
+    """The requirements of --only, or none for all. Raises RequestError."""
+    ids = [id_.strip() for id_ in (only or "").split(",") if id_.strip()]
+    if only is not None and not ids:
+        raise RequestError(f"--only {only!r}: names no requirement")
+    unknown = [id_ for id_ in ids if id_ not in read_requirements()]
     if unknown:
         raise RequestError(f"--only {','.join(unknown)}: spec/ has no such requirement")
-    if options.timeout <= 0:
-        raise RequestError(f"--timeout {options.timeout:g}: wanted more than 0 seconds")
+    return ids
+
+
+def check_path(option: str, path: Path | None, folder: bool) -> None:
+    """Whether something can be written there, known before anything is run. Raises RequestError."""
+    if path is None:
+        return
+    if not path.resolve().parent.is_dir():
+        raise RequestError(f"{option} {path}: no such folder")
+    if path.exists() and path.is_dir() != folder:
+        raise RequestError(
+            f"{option} {path}: is {'no' if folder else 'a'} folder, wanted a {'folder' if folder else 'file'}"
+        )
+
+
+def checked(options: argparse.Namespace) -> argparse.Namespace:
+    """Everything that can be wrong with a command line before a backend is made. Raises RequestError."""
+    options.only = chosen(options.only)
+    if not 0 < options.timeout <= LONGEST_SECONDS:
+        raise RequestError(f"--timeout {options.timeout:g}: wanted more than 0 and at most {LONGEST_SECONDS:g} seconds")
     for name in ("report", "html", "failures"):
-        path = getattr(options, name)
-        if path and not path.resolve().parent.is_dir():
-            raise RequestError(f"--{name} {path}: no such folder")
+        check_path(f"--{name}", getattr(options, name), folder=name == "failures")
     try:
         options.known = read_known_failures(options.known_failures) if options.known_failures else {}
     except KnownFailuresError as error:
         raise RequestError(f"--known-failures {error}") from None
-    options.named = f"--backend {options.backend}" if options.backend else f"--exec {shlex.quote(options.exec)}"
+    options.named = f"--backend {options.backend}" if options.exec is None else f"--exec {shlex.quote(options.exec)}"
     return options
 
 
 @contextmanager
 def opened(options: argparse.Namespace) -> Iterator[Any]:
     """The backend, made within the time that a call may take."""
-    if options.exec:
+    if options.exec is not None:
         program = Program(options.exec, options.timeout)
         try:
             yield program
@@ -84,7 +107,7 @@ def opened(options: argparse.Namespace) -> Iterator[Any]:
 
 def held(options: argparse.Namespace, backend: Any) -> tuple[Report, list[str]]:
     """The report of a run, and what could not be used of what the command line named."""
-    label = options.backend or options.exec
+    label = options.backend if options.exec is None else options.exec
     if not options.replay:
         named = {"option": options.named, "failures": options.failures, "known": options.known}
         report = run(
@@ -96,17 +119,23 @@ def held(options: argparse.Namespace, backend: Any) -> tuple[Report, list[str]]:
 
 def replayed(options: argparse.Namespace, backend: Any, label: str) -> tuple[Report, list[str]]:
     """Vector files instead of a run, each with the line that runs it alone."""
-    recorder, problems, requirements = Recorder(), [], set[str]()
+    recorder, problems, requirements, interrupted = Recorder(), list[str](), set[str](), False
     with watchdog(options.timeout) as watching:
-        for path in options.replay:
-            cases, unusable = read_files([path])
-            problems += unusable
-            cases = [case for case in cases if not options.only or set(case.requirements) & set(options.only)]
-            again = f"python -m conformance --replay {path} {options.named}"
-            replay(backend, cases, again, recorder, watching.limited)
-            requirements |= {id_ for case in cases for id_ in case.requirements}
+        try:
+            for path in options.replay:
+                cases, refused = read_files([path])
+                if not refused and (why := unusable(path, cases)):
+                    cases, refused = [], [why]
+                problems += refused
+                cases = [case for case in cases if not options.only or set(case.requirements) & set(options.only)]
+                requirements |= {id_ for case in cases for id_ in case.requirements}
+                again = f"python -m conformance --replay {path} {options.named}"
+                replay(backend, cases, again, recorder, watching.limited)
+        except KeyboardInterrupt:
+            interrupted = True
     claims, selected = tuple(sorted(backend.claims)), frozenset(options.only or requirements)
-    return Report(label, claims, "replay", None, read_requirements(), recorder, selected, options.known), problems
+    stated = (read_requirements(), recorder, selected, options.known)
+    return Report(label, claims, "replay", None, *stated, interrupted), problems
 
 
 def tell(report: Report, problems: Sequence[str], options: argparse.Namespace) -> None:
@@ -144,8 +173,11 @@ def main(arguments: Sequence[str]) -> int:
     except (BackendError, RequestError, Hang) as error:
         print(error, file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("interrupted before anything was judged", file=sys.stderr)
+        return INTERRUPTED
     tell(report, problems, options)
-    return 2 if problems else report.exit_code
+    return 2 if problems and not report.interrupted else report.exit_code
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
 """A backend with NumPy on both sides: arguments are converted, results are checked for form, arguments for change."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 import numpy as np
 
 from conformance.compare import Judge
+from conformance.reply import uncounted
 from edge0_ref.contract import ExecutorKind, ExpertStore, Lora, PrerouterHead, QuantizedMatrix, RouterSpec, Routing
 
 
@@ -53,8 +54,13 @@ class Driven:
 
     def quantize(self, weights: np.ndarray, bits: int, group_size: int) -> QuantizedMatrix:
         call = lambda: self.backend.quantize(weights, bits, group_size)  # noqa: E731
-        result: QuantizedMatrix = self._unchanged(call, "quantize", weights)
-        return result
+        result = self._unchanged(call, "quantize", weights)
+        self._of_type(result, QuantizedMatrix, "quantize: result")
+        made: QuantizedMatrix = result
+        return made
+
+    def _of_type(self, result: Any, wanted: type, what: str) -> None:
+        self.judge.holds(isinstance(result, wanted), what, type(result).__name__, wanted.__name__)
 
     def linear(self, x: np.ndarray, weight: QuantizedMatrix | np.ndarray, lora: Lora | None = None) -> np.ndarray:
         given = self.backend.from_numpy(x)
@@ -64,6 +70,7 @@ class Driven:
     def route(self, logits: np.ndarray, spec: RouterSpec) -> Routing:
         given = self.backend.from_numpy(logits)
         routing = self._unchanged(lambda: self.backend.route(given, spec), "route", logits, spec)
+        self._of_type(routing, Routing, "route: result")
         form = (type(routing).__name__, str(routing.experts.dtype), str(routing.weights.dtype))
         self.judge.state(form, ("Routing", "int64", "float32"), "route: result")
         result: Routing = routing
@@ -109,11 +116,18 @@ class DrivenExecutor:
 
     @property
     def resident(self) -> set[int]:
-        return set(self.inner.resident)
+        told = self.inner.resident
+        whole = isinstance(told, Collection) and all(isinstance(expert, int | np.integer) for expert in told)
+        if not whole:
+            self.driven.judge.fail("resident of an executor", repr(told), "a set of integers")
+        return {int(expert) for expert in told}
 
     @property
     def counters(self) -> Any:
-        return self.inner.counters
+        told = self.inner.counters
+        if wrong := uncounted(told):
+            self.driven.judge.fail("counters of an executor", wrong, "numbers from 0 up")
+        return told
 
     def close(self) -> None:
         self.inner.close()

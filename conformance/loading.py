@@ -19,7 +19,7 @@ def load_backend(name: str) -> Any:
     try:
         with redirect_stdout(sys.stderr):  # what an import prints is no part of the report
             backend = getattr(importlib.import_module(module), factory)()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise BackendError(f"backend {name}: {type(error).__name__}: {error}") from error
     check_backend(name, backend)
     return backend

@@ -14,7 +14,8 @@ from conformance.profiles import FLOAT32, Profile
 from edge0_ref.contract import Expert, Lora, PrerouterHead, QuantizedMatrix, Routing, SigmoidGroup
 
 U = 2.0**-24
-SMALLEST = 2.0**-149  # the last bit of a subnormal float32
+FLUSHED = 2.0**-126  # what an operation may lose that has no subnormals: less than the smallest normal float32
+CODES = 2.0**9  # a group's scale and bias may be lost so, of which the largest code is a multiple
 
 
 class Bounded(NamedTuple):
@@ -152,9 +153,10 @@ def product(
     w, magnitude = dense(weight)
     wide = x.astype(np.float64)
     size = np.abs(wide) if x_error is None else np.abs(wide) + x_error
-    error = size - np.abs(wide) + profile.roundoff * size + profile.smallest
+    error = size - np.abs(wide) + profile.roundoff * size + profile.smallest + FLUSHED
     value, terms = wide @ w.T, size @ magnitude.T
-    bound = (2 * w.shape[1] + 8) * U * terms + w.shape[1] * SMALLEST + error @ np.abs(w).T * (1 + 1e-3)
+    bound = (2 * w.shape[1] + 8) * U * terms + error @ np.abs(w).T * (1 + 1e-3)
+    bound += FLUSHED * (2 * w.shape[1] + CODES * size.sum(axis=1, keepdims=True))
     bound = bound + profile.roundoff * (np.abs(value) + bound) + profile.smallest
     beyond = (terms > profile.largest) | (size.max(axis=1, initial=0.0, keepdims=True) > profile.largest)
     return Bounded(value, np.where(beyond, np.inf, bound))
@@ -171,7 +173,7 @@ def linear(
     update = product(inner.value, lora.up, inner.bound, profile)
     value = base.value + lora.scale * update.value
     rounding = (4 * U + 2 * profile.roundoff) * (np.abs(base.value) + np.abs(lora.scale * update.value))
-    return Bounded(value, base.bound + abs(lora.scale) * update.bound + rounding + profile.smallest)
+    return Bounded(value, base.bound + abs(lora.scale) * update.bound + rounding + profile.smallest + 2 * FLUSHED)
 
 
 def sigmoid(z: np.ndarray) -> np.ndarray:
@@ -186,7 +188,8 @@ def expert_output(x: np.ndarray, expert: Expert, profile: Profile = FLOAT32) -> 
     inner = opened * up.value
     error = 1.1 * gate.bound * (np.abs(up.value) + up.bound) + np.abs(opened) * up.bound
     error += (8 * U + 2 * profile.roundoff) * np.abs(inner) + 2 * profile.smallest
-    return product(inner, expert.down, error + SMALLEST, profile)
+    error += FLUSHED * (1 + 2**7 * (np.abs(up.value) + up.bound))  # the sigmoid of -88 is subnormal
+    return product(inner, expert.down, error, profile)
 
 
 def experts_output(x: np.ndarray, routing: Routing, experts: list[Expert], profile: Profile = FLOAT32) -> Bounded:
@@ -199,7 +202,7 @@ def experts_output(x: np.ndarray, routing: Routing, experts: list[Expert], profi
         y = expert_output(x[tokens], experts[int(expert)], profile)
         rounding = ((k + 2) * U + 2 * profile.roundoff) * np.abs(y.value)
         np.add.at(values, tokens, weights * y.value)
-        np.add.at(bounds, tokens, np.abs(weights) * (y.bound + rounding) + SMALLEST + profile.smallest)
+        np.add.at(bounds, tokens, np.abs(weights) * (y.bound + rounding + FLUSHED) + 2 * FLUSHED + profile.smallest)
     return Bounded(values, bounds)
 
 
@@ -228,7 +231,7 @@ def softmax_weights(logits: np.ndarray, experts: np.ndarray) -> Bounded:
     away = chosen - chosen.max(axis=1, keepdims=True)
     powers = np.exp(away)
     weights = powers / powers.sum(axis=1, keepdims=True)
-    return Bounded(weights, weights * U * (2 * experts.shape[1] + 16 + 2 * np.abs(away)) + SMALLEST)
+    return Bounded(weights, weights * U * (2 * experts.shape[1] + 16 + 2 * np.abs(away)) + 2 * FLUSHED)
 
 
 class GroupChoice(NamedTuple):
@@ -260,8 +263,10 @@ def smallest_gap(values: np.ndarray) -> float:
 def sigmoid_group_weights(logits: np.ndarray, experts: np.ndarray, scale: float) -> Bounded:
     """Raw scores, without bias, over their sum plus 1e-20, times the scale."""
     scores = sigmoid(np.take_along_axis(logits.astype(np.float64), experts, axis=1))
-    weights = scores / (scores.sum(axis=1, keepdims=True) + 1e-20) * scale
-    return Bounded(weights, np.abs(weights) * U * (2 * experts.shape[1] + 16) + SMALLEST)
+    total = scores.sum(axis=1, keepdims=True) + 1e-20
+    weights = scores / total * scale
+    lost = FLUSHED * (1 + abs(scale) * (experts.shape[1] + 2) / total)
+    return Bounded(weights, np.abs(weights) * U * (2 * experts.shape[1] + 16) + lost)
 
 
 def gelu(z: np.ndarray) -> np.ndarray:
@@ -272,8 +277,8 @@ def head_logits(head: PrerouterHead, features: np.ndarray, profile: Profile = FL
     """[PRE-001] linear f + fc2 gelu(fc1 f); |gelu'| < 1.13."""
     direct, inner = product(features, head.linear, None, profile), product(features, head.fc1, None, profile)
     opened = gelu(inner.value)
-    error = 1.13 * inner.bound + (8 * U + profile.roundoff) * np.abs(inner.value) + SMALLEST + profile.smallest
+    error = 1.13 * inner.bound + (8 * U + profile.roundoff) * np.abs(inner.value) + 2 * FLUSHED + profile.smallest
     learned = product(opened, head.fc2, error, profile)
     value = direct.value + learned.value
-    rounding = (2 * U + profile.roundoff) * np.abs(value) + profile.smallest
+    rounding = (2 * U + profile.roundoff) * np.abs(value) + profile.smallest + FLUSHED
     return Bounded(value, direct.bound + learned.bound + rounding)

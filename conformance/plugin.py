@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from hypothesis.errors import Flaky
 
 from conformance.compare import ConformanceError
 from conformance.failures import Keeper
@@ -14,6 +15,7 @@ from conformance.watchdog import Hang
 from conformance.watched import Limit, Memory, unlimited
 
 PLUGIN = "conformance-run"
+SOMETIMES = "  note    not every time: the same call did otherwise when it was made again"
 MARKERS = (
     "spec(*ids): the requirements of spec/ that a test holds",
     "claim(*claims): what a backend must claim for this test to concern it",
@@ -24,7 +26,8 @@ MARKERS = (
 class RunPlugin:
     """The pytest hooks that select by requirement and claim and record what comes out.
 
-    keeper: writes failures into a folder, if they are to be kept; limit: how long a call of the backend may take.
+    keeper: writes failures into a folder, if they are to be kept; limit: how long a call of the backend may take;
+    interrupted: somebody pressed Ctrl-C.
     """
 
     backend: Any
@@ -34,6 +37,7 @@ class RunPlugin:
     keeper: Keeper | None = None
     limit: Limit = unlimited
     recorder: Recorder = field(default_factory=Recorder)
+    interrupted: bool = field(default=False, init=False)
 
     @property
     def memory(self) -> Memory:
@@ -59,6 +63,10 @@ class RunPlugin:
         items[:] = kept
         config.hook.pytest_deselected(items=left_out)
 
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        # pytest interrupts itself where tests cannot be collected
+        self.interrupted = not isinstance(excinfo.value, pytest.Session.Interrupted)
+
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
         report: Any = yield
@@ -66,7 +74,7 @@ class RunPlugin:
             assert call.excinfo is not None
             ids = cited(item)
             message = self.message_of(ids, call.excinfo)
-            kept = self.keeper.keep(item.nodeid, ids, call.excinfo.value) if self.keeper else ""
+            kept = self.keeper.keep(item.nodeid, ids, cause_of(call.excinfo.value)) if self.keeper else ""
             self.recorder.failures.append((item.nodeid, f"{message}\n{kept}".rstrip()))
             self.recorder.outcome(ids or (item.nodeid,), "FAIL")
         elif report.when == "call" and report.passed:
@@ -77,18 +85,31 @@ class RunPlugin:
 
     def message_of(self, ids: tuple[str, ...], failure: pytest.ExceptionInfo[BaseException]) -> str:
         """A disagreement in its own words; of anything else what happened and where. Then Hypothesis's example."""
-        error = failure.value
+        error = cause_of(failure.value)
         notes = "\n".join(getattr(error, "__notes__", ()))
+        if error is not failure.value:
+            notes = f"{SOMETIMES}\n{notes}"
         if isinstance(error, ConformanceError) and error.requirement:
             return f"{error}\n{notes}".rstrip()
         happened = str(error)
         if not isinstance(error, ConformanceError | Hang):
-            way = [f"{e.path}:{e.lineno + 1} {e.name}" for e in failure.traceback if "site-packages" not in str(e.path)]
+            trace = pytest.ExceptionInfo.from_exception(error).traceback
+            way = [f"{e.path}:{e.lineno + 1} {e.name}" for e in trace if "site-packages" not in str(e.path)]
             happened = f"{type(error).__name__}: {error}; it came from {way[-1] if way else 'nowhere'}"
         stated = self.requirements.get(ids[0]) if ids else None
         head = f"{stated.id} {stated.exactness}, {stated.place}" if stated else "no requirement"
         only = f" --only {stated.id}" if stated else ""
         return f"{head}: no result\n  got     {happened}\n  again   {self.again}{only}\n{notes}".rstrip()
+
+
+def cause_of(error: BaseException) -> BaseException:
+    """What happened first, where Hypothesis says only that it did not happen twice."""
+    while isinstance(error, Flaky):
+        inner = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error.__cause__ or error.__context__
+        if inner is None:
+            break
+        error = inner
+    return error
 
 
 def cited(item: pytest.Item) -> tuple[str, ...]:

@@ -7,7 +7,8 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from conformance.compare import ConformanceError
@@ -51,8 +52,30 @@ class Process:
             raise self.broken("hello", f"speaks protocol {fields.get('protocol')!r}, wanted {protocol}")
         self.hello = fields
 
+    @contextmanager
+    def whole(self, operation: str) -> Iterator[None]:
+        """Ends the process if what is done in here does not come to its end, whatever the reason.
+
+        The rest of a reply would be taken for the next one. A time limit from outside strikes anywhere in between.
+        """
+        try:
+            yield
+        except Hang as hang:
+            if self.ended:
+                raise
+            words = self._last_words()
+            self._kill()
+            raise Hang(f"{self.command}: {operation}: no reply: {hang}{words}") from None
+        except BaseException:
+            self._kill()
+            raise
+
     def exchange(self, message: Message | None, operation: str) -> Message:
         """Write a message, if there is one, and read the next one from the program."""
+        with self.whole(operation):
+            return self._exchange(message, operation)
+
+    def _exchange(self, message: Message | None, operation: str) -> Message:
         outgoing = memoryview(message.encode() if message else b"")
         deadline = time.monotonic() + self.seconds
         if message and self._received:

@@ -91,13 +91,14 @@ class Program:
     ) -> Reply:
         """One request and its reply; reads that the program asks for on the way are made, observations passed on."""
         process = self._running()
-        message = process.exchange(Message({"operation": operation, **fields}, tensors), operation)
-        while read is not None and "read" in message.fields:
-            message = process.exchange(read(message.fields["read"]), operation)
-        while observe is not None and "observe" in message.fields:
-            observe(Reply(process, operation, message))
-            message = process.exchange(None, operation)
-        return Reply(process, operation, message)
+        with process.whole(operation):
+            message = process.exchange(Message({"operation": operation, **fields}, tensors), operation)
+            while read is not None and "read" in message.fields:
+                message = process.exchange(read(message.fields["read"]), operation)
+            while observe is not None and "observe" in message.fields:
+                observe(Reply(process, operation, message))
+                message = process.exchange(None, operation)
+            return Reply(process, operation, message)
 
     def handle(self) -> tuple[int, Process]:
         """A number for an executor or decoder, never used again, and the process that will know it."""

@@ -70,7 +70,7 @@ class ProgramExecutor(Part):
         return {"read": self._read}
 
     def _take_state(self, reply: Reply) -> None:
-        self.resident = frozenset(reply.field("resident", list))
+        self.resident = reply.numbers("resident")
 
     def _read(self, expert: Any) -> Message:
         """[BCK-026] The bytes of an expert, or the error of reading them."""

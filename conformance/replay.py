@@ -60,7 +60,7 @@ def fails_alone(backend: Any, case: Case, kind: str, limit: Limit = unlimited) -
         with redirect_stdout(io.StringIO()):
             hold(driven, judge, case, kind)
             driven.close()
-    except (Exception, Hang):
+    except (Exception, Hang, SystemExit):
         return True
     return False
 
@@ -88,7 +88,7 @@ def outcome_of(backend: Any, judge: Judge, case: Case, kind: str, limit: Limit) 
     except (ConformanceError, Hang) as error:
         judge.recorder.failures.append((name, str(error)))
         return "FAIL"
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         judge.recorder.failures.append((name, f"{type(error).__name__}: {error}\n  again   {judge.again}"))
         return "FAIL"
     return "passed"

@@ -1,7 +1,7 @@
 """[BCK-021] What a program replied, and whether it has what its operation gives."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,13 @@ class Reply:
             raise self.process.broken(self.operation, f"{name} is {value!r}, wanted {wanted.__name__}")
         return value
 
+    def numbers(self, name: str) -> frozenset[int]:
+        """A list of ids."""
+        listed = self.field(name, list)
+        if not all(type(number) is int for number in listed):
+            raise self.process.broken(self.operation, f"{name} is {listed!r}, wanted integers")
+        return frozenset(listed)
+
     def tensor(self, name: str) -> np.ndarray:
         if name not in self.message.tensors:
             there = ", ".join(self.message.tensors) or "none"
@@ -58,13 +65,26 @@ class Reply:
             case "routing":
                 return point, layer, self.built(Routing, "experts", "weights")
             case "resident":
-                return point, layer, frozenset(self.field("resident", list))
+                return point, layer, self.numbers("resident")
             case _:
                 return point, layer, self.tensor("value")
 
     def counters(self) -> Counters:
         told = self.field("counters", dict)
         try:
-            return Counters(**told)
+            counters = Counters(**told)
         except TypeError as error:
             raise self.process.broken(self.operation, f"counters {told}: {error}") from error
+        if wrong := uncounted(counters):
+            raise self.process.broken(self.operation, f"counters: {wrong}, wanted numbers from 0 up")
+        return counters
+
+
+def uncounted(counters: Any) -> str:
+    """Which of an executor's counters is no count, and what it is instead, or ""."""
+    for name in (named.name for named in fields(Counters)):
+        value = getattr(counters, name, None)
+        real = name == "wait_seconds" and isinstance(value, float)
+        if not (real or (isinstance(value, int | np.integer) and not isinstance(value, bool))) or not value >= 0:
+            return f"{name} is {value!r}"
+    return ""

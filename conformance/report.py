@@ -12,6 +12,7 @@ from conformance.known_failures import stale_entries
 from conformance.requirements import Requirement
 
 OUTCOMES = ("FAIL", "passed", "unclaimed")
+INTERRUPTED = 130
 STATUSES = ("passed", "FAIL", "known", "unclaimed", "not run")
 
 
@@ -53,7 +54,10 @@ class Recorder:
 
 @dataclass(frozen=True)
 class Report:
-    """A finished run. selected: the requirements asked for, or none for all; known: requirement -> why it fails."""
+    """A finished run. selected: the requirements asked for, or none for all; known: requirement -> why it fails.
+
+    interrupted: somebody ended it before its last test.
+    """
 
     backend: str
     claims: tuple[str, ...]
@@ -63,6 +67,7 @@ class Report:
     recorder: Recorder
     selected: frozenset[str]
     known: Mapping[str, str] = field(default_factory=dict)
+    interrupted: bool = False
 
     def outcome(self, requirement: str) -> str:
         """One failing test fails it; a test it passed passes it; a test it does not claim leaves it unclaimed."""
@@ -81,21 +86,34 @@ class Report:
     @property
     def stale(self) -> list[str]:
         """[BCK-031] Known failures that did not happen, a line each. What the run left out is not judged."""
-        known = {id_: why for id_, why in self.known.items() if not self.selected or id_ in self.selected}
+        known = {id_: why for id_, why in self.known.items() if id_ not in self.requirements or self._judged(id_)}
         return stale_entries(known, {id_: self.outcome(id_) for id_ in self.requirements})
+
+    def _judged(self, requirement: str) -> bool:
+        """Whether the run was to judge it, and came to it."""
+        if self.interrupted and self.outcome(requirement) != "FAIL":
+            return False
+        return not self.selected or requirement in self.selected
 
     @property
     def notes(self) -> list[str]:
         """What a person should be told beside results."""
-        printed = self.recorder.printed
-        if not printed:
-            return []
-        test, line = printed[0]
-        return [f"the backend wrote to stdout in {len(printed)} tests, first {line[:100]!r} in {test}"]
+        notes, printed = [], self.recorder.printed
+        if self.interrupted:
+            notes.append("interrupted: what this table calls passed has passed the tests that were run by then")
+        if printed:
+            test, line = printed[0]
+            notes.append(f"the backend wrote to stdout in {len(printed)} tests, first {line[:100]!r} in {test}")
+        return notes
 
     @property
     def exit_code(self) -> int:
-        """1 if a test failed that concerns more than known failures, or a known failure did not happen."""
+        """1 if a test failed that concerns more than known failures, or a known failure did not happen.
+
+        130, as shells have it, if the run was interrupted.
+        """
+        if self.interrupted:
+            return INTERRUPTED
         return 1 if self.failed or self.stale else 0
 
     def listed(self) -> list[str]:

@@ -14,7 +14,8 @@ class Step:
     """What one prepare or call does.
 
     asked: experts it asks to be read; certain: reads that reach the store before the step is over; failed: the expert
-    whose read failed again when it was needed. hits, read_ahead, on_demand: how needed experts were met.
+    whose read failed again when it was needed, one of `doomed` where the order is nobody's promise. hits, read_ahead,
+    on_demand: how needed experts were met.
     """
 
     asked: list[int] = field(default_factory=list)
@@ -23,6 +24,7 @@ class Step:
     read_ahead: int = 0
     on_demand: int = 0
     failed: int | None = None
+    doomed: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -184,20 +186,22 @@ class WholeLayerModel:
 
     def call(self, needed: Sequence[int], failing: set[int]) -> Step:
         step = self.prepare((), failing)
-        for place, expert in enumerate(needed):
-            if expert in self.bad and expert in failing:
-                # the reads that nobody waited for need not be made any more
-                step.failed = expert
-                step.certain = list(needed[: place + 1]) if step.asked else [*step.certain, expert]
-                self.owed = set(step.asked)
-                self.resident, self.used = set(), set()
-                return step
-            if expert in self.bad and not step.asked:
-                step.certain.append(expert)
-            self.bad.discard(expert)
-            step.hits += expert in self.used
-            step.read_ahead += expert not in self.used
-            self.used.add(expert)
+        again = [expert for expert in needed if expert in self.bad]
+        if doomed := [expert for expert in again if expert in failing]:
+            return self._failed(doomed, again, step)
+        step.certain += again
+        self.bad -= set(again)
+        step.hits = len(self.used & set(needed))
+        step.read_ahead = len(needed) - step.hits
+        self.used |= set(needed)
+        return step
+
+    def _failed(self, doomed: list[int], again: list[int], step: Step) -> Step:
+        """Reads may be waited for in any order, and those that nobody waited for need not be made any more."""
+        step.failed, step.doomed = doomed[0], doomed
+        step.certain = doomed.copy() if len(doomed) == 1 else []
+        self.owed = set(step.asked) | set(again)
+        self.resident, self.used = set(), set()
         return step
 
 

@@ -20,6 +20,7 @@ from conformance.watchdog import Watchdog
 HERE = Path(__file__).resolve().parent
 PYTEST_OPTIONS = "-p no:cacheprovider -p no:benchmark -W error --strict-markers --assert=plain"
 SECONDS_A_CALL = 60.0
+ENDINGS = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
 EXAMPLES = {"ci": 40, "no-shrink": 40, "deep": 2000}
 
 
@@ -108,6 +109,7 @@ def run(
         plugin = RunPlugin(backend, requirements, frozenset(only), again, keeper, watching.limited)
         # without a file pytest would collect whatever lies in the working directory
         code = pytest.main(arguments, plugins=[plugin]) if files else pytest.ExitCode.NO_TESTS_COLLECTED
-    if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED):
+    if code not in ENDINGS and not plugin.interrupted:
         raise RuntimeError(f"the suite itself did not run: pytest ended with {code!r}")
-    return Report(name, claims, profile, seed, requirements, plugin.recorder, frozenset(only), known or {})
+    chosen, known, cut = frozenset(only), known or {}, plugin.interrupted
+    return Report(name, claims, profile, seed, requirements, plugin.recorder, chosen, known, cut)

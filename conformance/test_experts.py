@@ -53,7 +53,7 @@ def test_weights_reach_the_sum_in_full(driven: Driven, judge: Judge, kind: Execu
     weighted = np.stack([routing.weights[:, j, None].astype(np.float64) * y for j, y in enumerate(alone)])
     largest = np.abs(weighted).max(axis=2).sum(axis=0)  # per token; what an expert's own rounding is relative to
     rounding = (k + 34) * oracles.U + 4 * judge.profile.roundoff
-    bound = np.repeat(rounding * largest[:, None] + oracles.SMALLEST + judge.profile.smallest, x.shape[1], axis=1)
+    bound = np.repeat(rounding * largest[:, None] + 2 * oracles.FLUSHED + judge.profile.smallest, x.shape[1], axis=1)
     judge.bound(executor(x, routing), weighted.sum(axis=0), bound, f"{layer}")
     driven.close()
 

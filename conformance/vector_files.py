@@ -11,6 +11,7 @@ import jsonschema_rs
 import numpy as np
 
 from conformance.requirements import SPEC
+from conformance.usable import faults
 from conformance.vectors import Case
 
 FOLDER = SPEC / "vectors"
@@ -36,6 +37,9 @@ def check(content: Any, name: str) -> None:
     if errors:
         plainest = min(errors, key=lambda error: len(error.instance_path))
         raise VectorError(f"{name}: {place_of(plainest.instance_path, content)}: {plainest.message[:160]}")
+    for case in content["cases"]:
+        for fault in faults(case, content.get("shared", {})):
+            raise VectorError(f"{name}: case {case['id']}, {fault}")
 
 
 def place_of(path: Sequence[str | int], content: Any) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from edge0_ref.backend import ReferenceBackend
-from edge0_ref.contract import Lora, PrerouterHead, QuantizedMatrix, RouterSpec, Routing, SoftmaxTopK
+from edge0_ref.contract import Counters, Lora, PrerouterHead, QuantizedMatrix, RouterSpec, Routing, SoftmaxTopK
 
 
 class Two(ReferenceBackend):
@@ -43,6 +43,34 @@ class UpperNibbleFirst(Two):
         weights = super().dequantize(matrix)
         swapped = weights.reshape(matrix.rows, -1, 2)[:, :, ::-1].reshape(weights.shape)
         return np.ascontiguousarray(swapped) if matrix.bits == 4 else weights
+
+
+def flushed(values: np.ndarray) -> np.ndarray:
+    return np.where(np.abs(values) < np.finfo(np.float32).tiny, np.float32(0), values)
+
+
+class FlushesWeights(Two):
+    """Subnormal weights are zero."""
+
+    def dequantize(self, matrix: QuantizedMatrix) -> np.ndarray:
+        return flushed(super().dequantize(matrix))
+
+
+class FlushesSums(ReferenceBackend):
+    """Subnormals are zero on their way into and out of a linear layer, a router's weights too."""
+
+    claims = frozenset({"linear", "lora", "prerouter", "router"})
+
+    def linear(self, x: np.ndarray, weight: QuantizedMatrix | np.ndarray, lora: Lora | None = None) -> np.ndarray:
+        dense = flushed(super().dequantize(weight)) if isinstance(weight, QuantizedMatrix) else weight
+        return flushed(super().linear(flushed(x), dense, lora))
+
+    def predict(self, head: PrerouterHead, features: np.ndarray) -> np.ndarray:
+        return flushed(super().predict(head, flushed(features)))
+
+    def route(self, logits: np.ndarray, spec: RouterSpec) -> Routing:
+        right = super().route(logits, spec)
+        return Routing(right.experts, flushed(right.weights))
 
 
 class LosesUpdateScale(ReferenceBackend):
@@ -92,6 +120,14 @@ class AddsUpInHalf(Wrapped):
         both = Routing(np.concatenate([routing.experts] * 2), np.concatenate([kept, spoiled]))
         y = super().__call__(np.concatenate([x, x]), both)  # one call: what is read and resident stays right
         return y[:tokens] + y[tokens:].astype(np.float16).astype(np.float32)
+
+
+class Inside(Wrapped):
+    """An executor that tells of itself what is no state."""
+
+    def __init__(self, inner: Any, **told: Any) -> None:
+        super().__init__(inner)
+        vars(self).update(told)
 
 
 class HidesFirst(Wrapped):
@@ -146,9 +182,53 @@ class Nothing(Two):
         return None
 
 
+class Routeless(Two):
+    def route(self, logits: np.ndarray, spec: RouterSpec) -> Any:
+        return None
+
+
+class Unquantized(ReferenceBackend):
+    def quantize(self, weights: np.ndarray, bits: int, group_size: int) -> Any:
+        return None
+
+
+class Nested(ReferenceBackend):
+    def executor(self, *given: Any) -> Any:
+        return Inside(super().executor(*given), resident=[[1]])
+
+
+class Spelled(ReferenceBackend):
+    def executor(self, *given: Any) -> Any:
+        return Inside(super().executor(*given), counters=Counters(hits="3"))  # type: ignore[arg-type]
+
+
 class Raising(Two):
     def dequantize(self, matrix: QuantizedMatrix) -> np.ndarray:
         raise ZeroDivisionError("a kernel that was not there")
+
+
+class Interrupted(Two):
+    """Somebody presses Ctrl-C while it routes."""
+
+    def route(self, logits: np.ndarray, spec: RouterSpec) -> Routing:
+        raise KeyboardInterrupt
+
+
+class Exiting(Two):
+    def dequantize(self, matrix: QuantizedMatrix) -> np.ndarray:
+        raise SystemExit("no device")
+
+
+class Sometimes(Two):
+    """Fails every third time it is asked."""
+
+    asked = 0
+
+    def dequantize(self, matrix: QuantizedMatrix) -> np.ndarray:
+        self.asked += 1
+        if self.asked % 3 == 0:
+            raise ZeroDivisionError("a kernel that was not there")
+        return super().dequantize(matrix)
 
 
 class Hanging(Two):
@@ -183,6 +263,10 @@ class Listing(Two):
 
 def failing_factory() -> None:
     raise OSError("libcuda.so is not here")
+
+
+def exiting_factory() -> None:
+    raise SystemExit(3)
 
 
 def hanging_factory() -> None:

@@ -48,6 +48,14 @@ def misbehave(how: str) -> None:
             say({"error": {"kind": "ShapeError", "message": "two"}})
 
 
+COUNTERS = dict.fromkeys(("bytes_read", "reads", "hits", "read_ahead", "on_demand", "drops"), 0)
+STATES: dict[str, dict[str, object]] = {
+    "resident": {"resident": [[1]], "counters": COUNTERS},
+    "counters": {"resident": [], "counters": COUNTERS | {"hits": "3"}},
+    "less": {"resident": [], "counters": COUNTERS | {"reads": -1}},
+}
+
+
 def main(how: str) -> None:
     if how == "silent":
         time.sleep(600)
@@ -58,6 +66,8 @@ def main(how: str) -> None:
             say({"protocol": 2 if how == "newer" else 1, "name": "broken", "claims": ["dequant", "router"]})
         elif request["operation"] == "dequantize":
             misbehave(how)
+        elif how in STATES:
+            say(STATES[how])
         else:
             say({"error": {"kind": "BackendError", "message": "not here"}})
 

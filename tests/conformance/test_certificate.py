@@ -138,6 +138,7 @@ def test_an_entry_that_describes_no_failure_is_itself_a_failure(
     assert "RTR-020 is a known failure, but it passed" in told
     assert "LOR-001 is a known failure, but it is unclaimed" in told
     assert "DEQ-002 is" not in told
+    assert "XYZ-001 is a known failure, but spec/ has no such requirement" in told
     everything = report_of({}, known={"XYZ-001": "gone"})
     assert everything.stale == ["XYZ-001 is a known failure, but spec/ has no such requirement"]
     assert everything.exit_code == 1

@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 
 import conformance
 from conformance.__main__ import main
-from conformance.cases import MatrixRecipe
+from conformance.cases import ExpertsRecipe, MatrixRecipe
 from conformance.framing import FramingError, Message, announced, tensors_in
 from conformance.process import ProgramError
 from conformance.program import Program
-from conformance.watchdog import Hang
-from edge0_ref.contract import SoftmaxTopK
+from conformance.recording_store import RecordingStore
+from conformance.watchdog import Hang, Watchdog
+from edge0_ref.contract import Routing, SoftmaxTopK
 from edge0_ref.errors import BackendError, ShapeError
 
 EXAMPLES = Path(conformance.__file__).parent / "examples"
@@ -102,6 +103,23 @@ def test_what_a_program_does_wrong_is_one_line_and_it_is_started_again(how: str)
                 program.route(np.zeros((1, 2), np.float32), SoftmaxTopK(1))
 
 
+@pytest.mark.spec("BCK-024")
+@pytest.mark.parametrize(
+    ("how", "what"),
+    {
+        "resident": "resident is [[1]], wanted integers",
+        "counters": "counters: hits is '3', wanted numbers from 0 up",
+        "less": "counters: reads is -1, wanted numbers from 0 up",
+    }.items(),
+)
+def test_a_state_that_is_none_is_told_as_what_the_program_wrote(how: str, what: str) -> None:
+    command = broken(how)
+    with running(command) as program:
+        with pytest.raises(ProgramError) as caught:
+            program.executor("exact", RecordingStore(ExpertsRecipe(2)), 1)
+        assert str(caught.value) == f"{command}: executor_open: {what}"
+
+
 @pytest.mark.spec("BCK-024", "BCK-020")
 def test_a_reply_that_nobody_asked_for_is_found_at_the_next_request() -> None:
     with running(broken("twice")) as program:
@@ -121,6 +139,36 @@ def test_a_program_that_hangs_fails_its_tests_and_the_others_run() -> None:
     told = dict(report.recorder.failures)
     assert [test for test in told if "unknown_operation" in test] == []
     assert any("no reply within 1 s" in message for message in told.values())
+
+
+@pytest.mark.spec("BCK-024")
+def test_a_program_that_hangs_once_is_started_again_whoever_stops_waiting_for_it() -> None:
+    """The limit of a call is armed before the program's own, so that it is the one that strikes."""
+    command = broken("hang")
+    with running(command) as program, Watchdog(0.5, sys.stderr).watching() as watchdog:
+        with pytest.raises(Hang, match=r"did not come back within 0\.5 s") as caught, watchdog.limited("a test"):
+            program.dequantize(MATRIX)
+        assert str(caught.value).startswith(f"{command}: dequantize: no reply: a test")
+        assert len(str(caught.value).splitlines()) == 1
+        with pytest.raises(BackendError, match="not here"):
+            program.route(np.zeros((1, 2), np.float32), SoftmaxTopK(1))
+
+
+@pytest.mark.spec("BCK-024")
+def test_an_exchange_that_is_left_half_way_ends_the_process() -> None:
+    """What the store raises in the middle of a request is its caller's, and the program is started again."""
+
+    class Leaving(RecordingStore):
+        def read_into(self, expert: int, slot: np.ndarray) -> None:
+            raise KeyboardInterrupt
+
+    with running(f"{SERVED} reference") as program:
+        executor = program.executor("exact", Leaving(ExpertsRecipe(2)), 1)
+        routing = Routing(np.zeros((1, 1), np.int64), np.ones((1, 1), np.float32))
+        with pytest.raises(KeyboardInterrupt):
+            executor(np.zeros((1, 32), np.float32), routing)
+        assert not program.knows(executor._process)
+        assert program.dequantize(MATRIX).shape == (1, 32)
 
 
 @pytest.mark.spec("BCK-022", "BCK-008")

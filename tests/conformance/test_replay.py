@@ -2,11 +2,14 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import conformance
 from conformance.__main__ import main
+from conformance.operations import OPERATIONS
+from conformance.usable import unusable
 from conformance.vector_files import FOLDER, VectorError, check, files_in, read_file
 from edge0_ref.backend import ReferenceBackend
 from tests.conformance import backends
@@ -108,6 +111,73 @@ def test_unusable_vector_files_are_named_and_the_others_run(tmp_path: Path, caps
         assert what in line
     assert "0 FAIL" in told.out
     assert " 0 passed" not in told.out
+
+
+def changed(operation: str, **parts: Any) -> dict[str, Any]:
+    """A case of the specification with other parts; a part of None is left out."""
+    found = [json.loads(path.read_text("utf-8")) for path in files_in()]
+    case = next(
+        case for file in found for case in file["cases"] if case["operation"] == operation and "error" not in case
+    )
+    for part, values in parts.items():
+        merged = case[part] | values if isinstance(case.get(part), dict) else values
+        case[part] = {k: v for k, v in merged.items() if v is not None} if isinstance(merged, dict) else merged
+    return dict(case)
+
+
+FAULTS: list[tuple[dict[str, Any], str]] = [
+    (
+        changed("route", inputs={"logits": {"shape": [2, 3], "float32": ["00000000"] * 5}}),
+        "inputs, logits: 5 elements, wanted 6",
+    ),
+    (changed("route", expected={"experts": {"shape": [4], "int64": [1]}}), "expected, experts: 1 elements, wanted 4"),
+    (changed("route", inputs={"logits": None}), "inputs: route lacks logits"),
+    (changed("route", inputs={"spec": {"family": "softmax"}}), "top_k"),
+    (changed("route", inputs={"logits": {"ref": "nothing"}}), "inputs, logits: ref 'nothing'"),
+    (changed("route", inputs={"spec": {"family": "softmax", "top_k": "two"}}), "inputs: "),
+    (changed("route", expected={"y": {"shape": [1], "int64": [1]}}), "expected: y, which route does not give"),
+    (changed("dequantize", inputs={"matrix": {"bits": 4}}), "inputs: 'packed' is lacking"),
+    (changed("residency", inputs={"kind": "luke"}), "inputs, kind: 'luke', wanted one of exact"),
+    (changed("residency", inputs={"events": [{"hint": [99]}]}), "expert 99 of"),
+    (changed("route", requirements=["XYZ-001"]), "requirements: XYZ-001, which spec/ does not state"),
+    (changed("linear", bound={"z": {"shape": [1], "float64": ["0" * 16]}}), "bound: z"),
+]
+
+
+@pytest.mark.spec("BCK-033")
+@pytest.mark.parametrize(("case", "what"), FAULTS)
+def test_a_vector_that_nobody_can_run_is_refused_and_blamed_on_no_backend(
+    case: dict[str, Any], what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = vector_file(tmp_path, "odd.json", {"chapter": "odd", "version": 1, "cases": [case]})
+    assert main(["--backend", "reference", "--replay", path]) == 2
+    told = capsys.readouterr()
+    assert len(told.err.splitlines()) == 1
+    assert told.err.startswith(f"{path}: case {case['id']}, ")
+    assert what in told.err
+    assert "0 FAIL" in told.out
+
+
+@pytest.mark.spec("BCK-033")
+def test_an_error_that_edge0_does_not_have_and_a_reference_to_itself_are_refused() -> None:
+    case = changed("route")
+    for name in ("expected", "bound", "either"):
+        case.pop(name, None)
+    for kind in ("OopsError", "TypeError"):
+        content = {"chapter": "odd", "version": 1, "cases": [case | {"error": {"kind": kind, "mentions": []}}]}
+        with pytest.raises(VectorError, match=f"a file: case {case['id']}, error, kind: {kind}, which is no error"):
+            check(content, "a file")
+    looped = changed("route", inputs={"logits": {"ref": "a"}})
+    content = {"chapter": "odd", "version": 1, "shared": {"a": {"ref": "b"}, "b": {"ref": "a"}}, "cases": [looped]}
+    with pytest.raises(VectorError, match="which leads to itself"):
+        check(content, "a file")
+
+
+@pytest.mark.spec("BCK-033")
+def test_every_vector_of_the_specification_can_be_run_and_every_operation_is_known() -> None:
+    assert [unusable(path, read_file(path)) for path in files_in() if unusable(path, read_file(path))] == []
+    schema = json.loads((FOLDER / "schema.json").read_text("utf-8"))
+    assert set(schema["$defs"]["case"]["properties"]["operation"]["enum"]) == set(OPERATIONS)
 
 
 @pytest.mark.spec("BCK-033")

@@ -41,6 +41,12 @@ def exact() -> list[Json]:
          Matrix([RAMP], [[0.0078125]], [[-0.0625]], dtype="bfloat16")),
         ("float16", "DEQ-002 NUM-004", "float16-as-bfloat16", "float16 coefficients, one of them subnormal.",
          Matrix([RAMP * 2], [[2.0**-24, 0.5]], [[0.0, -2.0]], dtype="float16")),
+        ("subnormal-scale", "DEQ-002", "flush-subnormals", "Coefficients below the smallest normal float32, and products of them.",
+         Matrix([RAMP * 2], [[2.0**-149, -(2.0**-128)]], [[0.0, 2.0**-130]])),
+        ("subnormal-bfloat16", "DEQ-002 NUM-004", "flush-subnormals", "The smallest bfloat16, whose float32 is subnormal.",
+         Matrix([RAMP * 2], [[2.0**-133, 2.0**-126]], [[0.0, 2.0**-133]], dtype="bfloat16")),
+        ("subnormal-weight", "DEQ-002", "flush-subnormals", "Normal coefficients that cancel to less than the smallest normal number.",
+         Matrix([RAMP], [[2.0**-126]], [[-1.5 * 2.0**-126]])),
         ("constant", "DEQ-002", "division-by-scale", "Scale 0: every weight is the bias.",
          Matrix([RAMP], [[0.0]], [[0.75]])),
     ]  # fmt: skip

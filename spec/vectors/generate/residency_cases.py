@@ -145,17 +145,32 @@ def failing() -> list[Json]:
     fails = {"raises": "ReadError"}
     rows = [
         (2, "call-fails", "EXE-016 STO-031", "zeros-instead-of-error", "The call raises; the next one reads again.",
-         [(call([7], fails=[7], **fails), [7], []), (call([7]), [7], [7])], "hits=0 drops=0"),
+         [(call([7], fails=[7], **fails), [7], []), (call([7]), [7], [7])], "reads=2 drops=0"),
         (2, "hint-fails", "EXE-016 STO-031", "hint-raises zeros-instead-of-error", "A hint never raises; its call tries once more.",
          [(hint(3, 4, fails=[3]), [3, 4], [3, 4]), (call([3, 4]), [3], [3, 4])], "hits=0 drops=0"),
         (2, "hint-and-call-fail", "EXE-016", "poisoned-slot", "Both tries fail: an error; the next call reads again.",
          [(hint(3), [3], [3]), (call([4], fails=[4], **fails), [4], [3]), (call([3, 4]), [4], [3, 4])], "drops=0"),
         (3, "others-survive", "EXE-016", "slots-emptied", "Experts that were read before the failure stay.",
          [(call([1]), [1], [1]), (call([1, 5], fails=[5], **fails), [5], [1]), (call([1]), [], [1])], "drops=0"),
+        (3, "clock-after-failure", "EXE-024", "clock-stops-at-error", "The call that failed had a number: 2 was used in it, 0 after it, so 2 goes.",
+         [(call([1]), [1], [1]), (call([0]), [0], [0, 1]), (call([2]), [2], [0, 1, 2]), (call([2, 5], fails=[5], **fails), [5], [0, 2]),
+          (call([0]), [], [0, 2]), (call([5]), [5], [0, 2, 5]), (call([4]), [4], [0, 4, 5])], "drops=0"),
+        (2, "failed-is-not-used", "EXE-023", "read-counts-as-use", "5 was asked for twice and executed never: it goes before 0.",
+         [(call([0]), [0], [0]), (call([5], fails=[5], **fails), [5], [0]), (hint(5), [5], [0, 5]), (hint(), [], [0, 5]),
+          (hint(), [], [0, 5]), (call([1]), [1], [0, 1])], "drops=0"),
         (2, "unneeded-failure", "EXE-016", "hint-raises", "A read ahead that fails and is never needed is no error.",
          [(hint(3, fails=[3]), [3], [3]), (call([1]), [1], [1, 3]), (call([1]), [], [1, 3])], "hits=1 drops=0"),
     ]  # fmt: skip
-    return [trace("staged", *row) for row in rows]
+    return [
+        *(trace("staged", *row) for row in rows),
+        trace("staged", 2, "placed-then-failed", "EXE-015 EXE-016", "slots-emptied", "4 has a slot when 5 fails, and keeps it although it did not run.",
+              [(hint(5, 4, fails=[5]), [4, 5], [4, 5]), (call([5, 4], fails=[5], **fails), [5], [4]), (call([4]), [], [4])],
+              "reads=2 drops=0"),
+        trace("exact", 1, "call-fails", "EXE-015 EXE-016", "failed-read-counted", "2 was read, 7 was not.",
+              [(call([2, 7], fails=[7], **fails), [2, 7], []), (call([7]), [7], [])], "reads=2 drops=0"),
+        trace("whole_layer", 1, "call-fails", "EXE-015 EXE-016 EXE-040", "slots-survive-failure", "One read that fails for good gives everything back.",
+              [(hint(fails=[3]), [0, 1, 2, 3], [0, 1, 2, 3]), (call([3], fails=[3], **fails), [3], [])], "reads=4 drops=0", 4),
+    ]  # fmt: skip
 
 
 def drawn() -> list[Json]:
