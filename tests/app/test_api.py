@@ -27,8 +27,18 @@ def ids(model, prompt, tokens: int) -> tuple[int, ...]:
     return text.result.token_ids
 
 
+OTHERS = set[threading.Thread]()  # readers that were there before a test
+
+
+@pytest.fixture(autouse=True)
+def readers_before() -> None:
+    OTHERS.clear()
+    OTHERS.update(threading.enumerate())
+
+
 def readers() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("edge0-reader")]
+    threads = [thread for thread in threading.enumerate() if thread not in OTHERS]
+    return [thread.name for thread in threads if thread.name.startswith("edge0-reader")]
 
 
 @pytest.mark.spec("ENG-050")

@@ -257,20 +257,6 @@ def a_slot_without_bytes_is_kept_after_an_interrupt(patch: pytest.MonkeyPatch) -
     patch.setattr(StagedExecutor, "_forget_unread", lambda executor: None)
 
 
-def a_read_is_kept_after_it_is_asked_for(patch: pytest.MonkeyPatch) -> None:
-    original = StagedExecutor._read
-
-    def read(executor: StagedExecutor, placement: Any, urgency: Any) -> None:
-        before = dict(executor._reads)
-        try:
-            original(executor, placement, urgency)
-        except BaseException:
-            executor._reads = before
-            raise
-
-    patch.setattr(StagedExecutor, "_read", read)
-
-
 MUTANTS = {
     a_missing_expert_is_dropped: "EXE-014",
     a_sticky_slot_is_not_rewritten: "NUM-006",
@@ -301,5 +287,4 @@ MUTANTS = {
     more_resident_than_slots: "EXE-018",
     a_hint_spoils_a_slot: "EXE-010",
     a_slot_without_bytes_is_kept_after_an_interrupt: "EXE-028",
-    a_read_is_kept_after_it_is_asked_for: "EXE-028",
 }
