@@ -17,7 +17,7 @@ from edge0_ref.errors import BudgetError, UsageError
 from edge0_ref.expert_store import find_experts
 from edge0_ref.readers import BLOCK
 
-CHUNKS = (512, 256, 128, 64, 32)
+CHUNKS = (512, 256, 128, 64, 32)  # tokens of a prompt's calls
 SMALL_LAYER_BYTES = 2**28  # without a budget, a prompt gets a whole layer at a time only if one is this small
 MARGIN_BYTES = 96 * 2**20  # compiling or loading kernels, Python objects, allocator slack
 SLACK_BYTES = 2 * 2**20  # the process's own size moves by this much from run to run
@@ -137,7 +137,7 @@ def make_plan(checkpoint: Checkpoint, adapters: Adapters, request: Request, proc
     smallest = smallest_plan(request, adapters.top_k or config.top_k, sizes)
     budget = request.memory
     if budget is None:
-        plan = replace(smallest, prefill_chunk=CHUNKS[0])
+        plan = replace(smallest, prefill_chunk=useful_chunks(request)[0])
         small = sizes.largest_layer <= SMALL_LAYER_BYTES
         return priced(with_whole_layers(plan, request, sizes) if small else plan)
     if priced(smallest).total > budget:
@@ -167,9 +167,14 @@ def smallest_plan(request: Request, top_k: int, sizes: Sizes) -> Plan:
     )
 
 
+def useful_chunks(request: Request) -> list[int]:
+    """[ENG-036] Up to the size that takes the longest prompt in one call: room in larger ones would stay empty."""
+    return [size for size in CHUNKS if size // 2 < request.prompt_tokens or size == CHUNKS[-1]]
+
+
 def spend(plan: Plan, request: Request, sizes: Sizes, spare: Callable[[Plan], int]) -> Plan:
     """Grow the smallest plan step by step, keeping each step that leaves no negative `spare`."""
-    fitting = [larger for size in CHUNKS if spare(larger := replace(plan, prefill_chunk=size)) >= 0]
+    fitting = [larger for size in useful_chunks(request) if spare(larger := replace(plan, prefill_chunk=size)) >= 0]
     plan = fitting[0]
     fixed = request.slots is not None or request.executor not in ("staged", "hot")
     everything = replace(plan, slots=sizes.most_experts)

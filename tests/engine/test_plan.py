@@ -94,6 +94,14 @@ def test_a_whole_layer_comes_before_larger_calls(size, smaller) -> None:
     assert (bought.prefill_executor, bought.prefill_chunk) == ("whole_layer", smaller)
 
 
+@pytest.mark.spec("ENG-036")
+@given(request=REQUESTS, budgeted=st.booleans())
+def test_a_prompt_has_no_call_that_half_the_room_would_take(request, budgeted) -> None:
+    plan = planned(replace(request, memory=2**40) if budgeted else request).plan
+    assert request.prompt_tokens > plan.prefill_chunk // 2 or plan.prefill_chunk == CHUNKS[-1]
+    assert plan.prefill_chunk >= min(request.prompt_tokens, CHUNKS[0])
+
+
 def least_slots(request: Request) -> int:
     return min(request.slots or 2 * RECIPE.top_k, RECIPE.experts)
 
@@ -135,7 +143,8 @@ def test_what_is_left_goes_first_to_layers_that_nobody_predicts_for(request, par
     adapters = Adapters({owner: PrerouterHead(tiny, tiny, tiny) for owner in owners})
     sizes = sizes_of(model(), request.reads_as_stored, owners)
     smallest = planned(replace(request, memory=minimum(request))).plan
-    large = replace(smallest, prefill_chunk=CHUNKS[0], prefill_executor=smallest.executor, slots=least_slots(request))
+    useful = next(size for size in reversed(CHUNKS) if size >= min(request.prompt_tokens, CHUNKS[0]))
+    large = replace(smallest, prefill_chunk=useful, prefill_executor=smallest.executor, slots=least_slots(request))
     spent = PROCESS + 2 * adapters.nbytes + sum(nbytes for _, nbytes in cost_rows(model().config, sizes, large))
     budget = spent + int(part * (sizes.all_experts + sizes.largest_layer))
     bought = make_plan(model(), adapters, replace(request, memory=budget), PROCESS)
@@ -144,8 +153,9 @@ def test_what_is_left_goes_first_to_layers_that_nobody_predicts_for(request, par
     if not owners or request.slots or request.executor not in ("staged", "hot"):
         assert slots is None
     elif (slots or plan.slots) < RECIPE.experts:
-        assert plan.slots == least_slots(request)
-        assert bought.total + one_more > budget
+        too_little = (plan.slots - least_slots(request)) * (sizes.one_of_each_layer - one_more)
+        assert too_little < one_more
+        assert bought.total - too_little + one_more > budget
     else:
         assert slots is None or least_slots(request) <= plan.slots <= slots == RECIPE.experts
 
@@ -196,7 +206,7 @@ def test_staged_decoding_costs_the_same_whatever_the_number_of_experts() -> None
     """But for the routers, one row of hidden size and its coefficients for each expert, and features of heads."""
     few, many = (planned(Request(context=100, prompt_tokens=3), experts).total for experts in (16, 128))
     router_row = RECIPE.hidden + 2 * 4 * (RECIPE.hidden // RECIPE.group_size)  # int8 codes, float32 coefficients
-    features = 2 * 8 * CHUNKS[0]  # two float64 for each expert and each token of a call
+    features = 2 * 8 * CHUNKS[-1]  # two float64 for each expert and each token of a call
     assert many - few == (128 - 16) * (RECIPE.layers * router_row + features)
 
 

@@ -231,6 +231,10 @@ def whole_layers_in_the_largest_calls_only(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(plan, "with_whole_layers", whole)
 
 
+def large_calls_for_short_prompts(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(plan, "useful_chunks", lambda request: plan.CHUNKS)
+
+
 def whole_layers_for_small_calls_too(patch: pytest.MonkeyPatch) -> None:
     original = plan.with_whole_layers
 
@@ -322,6 +326,7 @@ MUTANTS = {
     slots_for_one_token: "ENG-032",
     whole_layers_for_short_prompts: "ENG-033",
     whole_layers_in_the_largest_calls_only: "ENG-033",
+    large_calls_for_short_prompts: "ENG-036",
     whole_layers_for_small_calls_too: "ENG-033",
     state_of_half_the_context: "ENG-034",
     logits_of_a_prompt_unplanned: "ENG-034",
