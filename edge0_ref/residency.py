@@ -5,7 +5,8 @@ and `following`, predicted for the next token. Neither is ever evicted, so with 
 token's fit side by side, and an expert that is in both is not read again (a *sticky* slot).
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -26,6 +27,7 @@ class SlotTable:
 
     least_recent (staged) gives away the slot whose expert was used longest ago; least_frequent (hot) the one used
     least often, then longest ago. Empty slots come first, lower slot numbers before higher ones.
+    asked: experts with a slot whose bytes were asked for; whoever asks adds to it.
     """
 
     slots: int
@@ -33,6 +35,7 @@ class SlotTable:
     current: frozenset[int] = frozenset()
     following: frozenset[int] = frozenset()
     slot_of: dict[int, int] = field(default_factory=dict)
+    asked: set[int] = field(default_factory=set)
     last_use: dict[int, int] = field(default_factory=dict)
     uses: dict[int, int] = field(default_factory=dict)
     ready_at_call: frozenset[int] = frozenset()
@@ -107,7 +110,18 @@ class SlotTable:
 
     def forget(self, expert: int) -> int:
         """Empty an expert's slot (evicted, or its read failed) and return the slot."""
+        self.asked.discard(expert)
         return self.slot_of.pop(expert)
+
+    @contextmanager
+    def filling(self) -> Iterator[None]:
+        """[EXE-028] While slots are handed out: if that ends early, nobody keeps one whose bytes were not asked for."""
+        try:
+            yield
+        except BaseException:
+            for expert in self.slot_of.keys() - self.asked:
+                self.forget(expert)
+            raise
 
     def release_hints(self) -> None:
         """[EXE-025] A new turn: predictions no longer pin anything, bytes stay."""

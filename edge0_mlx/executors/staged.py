@@ -41,7 +41,6 @@ class StagedExecutor:
         self._table = SlotTable(self._slots, self.policy)
         self._bank: Bank | None = None  # allocated by the first read
         self._reads: dict[int, Read] = {}  # slot -> a read that nobody has waited for yet
-        self._asked: dict[int, int] = {}  # slot -> the expert whose bytes were asked for last
         self._ahead: set[int] = set()  # read ahead and not used since
 
     @property
@@ -49,13 +48,10 @@ class StagedExecutor:
         return frozenset(self._table.slot_of)
 
     def prepare(self, experts: Sequence[int]) -> None:
-        try:
+        with self._table.filling():
             for placement in self._table.hint(experts):
                 self._read(placement, "ahead")
                 self._ahead.add(placement.expert)
-        except BaseException:
-            self._forget_unread()
-            raise
 
     def __call__(self, x: mx.array, routing: Routing) -> mx.array:
         """[EXE-011] Run resident experts and missing ones together, or as many at a time as there are slots."""
@@ -89,22 +85,20 @@ class StagedExecutor:
         group = dict[int, int]()
         ready, missing = self._table.begin_call(routing.distinct())
         try:
-            while ready or missing:
-                placements = self._table.place(missing, pinned=ready) if missing else []
-                if missing and not placements and not ready:
-                    self._table.release_hints()  # a hint never stands in the way of a call
-                if placements and {placement.slot for placement in placements} & set(group.values()):
-                    yield self._allocated(), group
-                    group = {}
-                for placement in placements:
-                    self._read(placement, "now")
-                self._wait_for(ready)
-                group |= {expert: self._table.slot_of[expert] for expert in ready}
-                self.counters.on_demand += len(placements)
-                ready, missing = [p.expert for p in placements], missing[len(placements) :]
-        except BaseException:
-            self._forget_unread()
-            raise
+            with self._table.filling():
+                while ready or missing:
+                    placements = self._table.place(missing, pinned=ready) if missing else []
+                    if missing and not placements and not ready:
+                        self._table.release_hints()  # a hint never stands in the way of a call
+                    if placements and {placement.slot for placement in placements} & set(group.values()):
+                        yield self._allocated(), group
+                        group = {}
+                    for placement in placements:
+                        self._read(placement, "now")
+                    self._wait_for(ready)
+                    group |= {expert: self._table.slot_of[expert] for expert in ready}
+                    self.counters.on_demand += len(placements)
+                    ready, missing = [p.expert for p in placements], missing[len(placements) :]
         finally:
             self._table.finish_call()
         yield self._allocated(), group
@@ -135,16 +129,10 @@ class StagedExecutor:
         self._ahead.discard(placement.expert)
         slot = self._allocated().slots[placement.slot]
         self._reads[placement.slot] = Read(slot, placement.expert, slot.bytes)
-        self._asked[placement.slot] = placement.expert
+        self._table.asked.add(placement.expert)
         self._prefetcher.submit(self._reads[placement.slot], urgency)
         self.counters.reads += 1
         self.counters.bytes_read += slot.bytes.nbytes
-
-    def _forget_unread(self) -> None:
-        """[EXE-028] What ended early, by a signal say, may have given slots to experts whose bytes nobody asked for."""
-        for expert, slot in [*self._table.slot_of.items()]:
-            if self._asked.get(slot) != expert:
-                self._table.forget(expert)
 
     def _wait_for(self, experts: Sequence[int]) -> None:
         """Until the bytes of all are there; those met before a read fails count as used."""
@@ -174,7 +162,6 @@ class StagedExecutor:
         except BaseException:
             self._table.forget(expert)  # the slot holds no expert; the next call reads again
             self._ahead.discard(expert)
-            self._asked.pop(slot, None)
             raise
         del self._reads[slot]
         self._allocated().publish(slot)

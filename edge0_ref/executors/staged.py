@@ -48,13 +48,10 @@ class StagedExecutor:
         return frozenset(self._table.slot_of)
 
     def prepare(self, experts: Sequence[int]) -> None:
-        try:
+        with self._table.filling():
             for placement in self._table.hint(experts):
                 self._read(placement, "ahead")
                 self._ahead.add(placement.expert)
-        except BaseException:
-            self._forget_unread()
-            raise
 
     def __call__(self, x: Array, routing: Routing) -> Array:
         """[EXE-011] Run resident experts, then missing ones, as many at a time as there are slots."""
@@ -62,19 +59,17 @@ class StagedExecutor:
         uses = routing.uses()
         ready, missing = self._table.begin_call(list(uses))
         try:
-            while ready or missing:
-                placements = self._table.place(missing, pinned=ready)
-                if missing and not placements and not ready:
-                    self._table.release_hints()  # a hint never stands in the way of a call
-                for placement in placements:
-                    self._read(placement, "now")
-                if ready and self._bank is not None:
-                    self._run(outputs, x, ((uses[expert], self._wait(expert)) for expert in ready), self._bank)
-                self.counters.on_demand += len(placements)
-                ready, missing = [p.expert for p in placements], missing[len(placements) :]
-        except BaseException:
-            self._forget_unread()
-            raise
+            with self._table.filling():
+                while ready or missing:
+                    placements = self._table.place(missing, pinned=ready)
+                    if missing and not placements and not ready:
+                        self._table.release_hints()  # a hint never stands in the way of a call
+                    for placement in placements:
+                        self._read(placement, "now")
+                    if ready and self._bank is not None:
+                        self._run(outputs, x, ((uses[expert], self._wait(expert)) for expert in ready), self._bank)
+                    self.counters.on_demand += len(placements)
+                    ready, missing = [p.expert for p in placements], missing[len(placements) :]
         finally:
             self._table.finish_call()
         return combine(outputs, routing.weights)
@@ -97,15 +92,10 @@ class StagedExecutor:
             self._bank = empty_bank(self._store.layout, self._slots)
         slot = self._bank[placement.slot]
         self._reads[placement.slot] = Read(self._store, placement.expert, slot)
+        self._table.asked.add(placement.expert)
         self._prefetcher.submit(self._reads[placement.slot], urgency)
         self.counters.reads += 1
         self.counters.bytes_read += slot.nbytes
-
-    def _forget_unread(self) -> None:
-        """[EXE-028] What ended early, by a signal say, may have given slots to experts whose bytes nobody asked for."""
-        for expert, slot in [*self._table.slot_of.items()]:
-            if slot not in self._reads or self._reads[slot].expert != expert:
-                self._table.forget(expert)
 
     def _wait(self, expert: int) -> int:
         """The slot of an expert, once its bytes are there."""

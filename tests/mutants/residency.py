@@ -1,6 +1,7 @@
 """Mutants of chapter 6: slots, reads, counters."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -254,7 +255,7 @@ def a_hint_spoils_a_slot(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_slot_without_bytes_is_kept_after_an_interrupt(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(StagedExecutor, "_forget_unread", lambda executor: None)
+    patch.setattr(SlotTable, "filling", lambda table: nullcontext())
 
 
 MUTANTS = {
