@@ -10,7 +10,9 @@ counted: its reads ended while the disk was being measured.
 import json
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
@@ -88,7 +90,7 @@ def measure(case: Case, notify: Notify) -> dict[str, Any]:
             with count_bar(what, case.prompt_tokens + case.tokens) as advance:
                 run_once(running, measured := Measured(measured.memory), advance)
         measure_alone(running, measured)
-        peak, what = process_peak(running)
+        peak, what = process_peak(running.files())
         return figures(running, measured) | {"peak_bytes": peak, "peak_is": what}
 
 
@@ -146,10 +148,9 @@ def measure_alone(running: Running, measured: Measured) -> None:
     measured.alone = [step for step in steps[uncounted:] if not step.spent.reads]
 
 
-def process_peak(running: Running) -> tuple[int, str]:
+def process_peak(files: Sequence[Path]) -> tuple[int, str]:
     """[ENG-073] Where no memory cgroup counts."""
     try:
-        files = running.files()
         cached = max(0, cached_bytes(files) - mapped_bytes(files))  # what is mapped is of the process as well
         return peak_bytes() + cached, "peak of the process, and page cache of the model's files"
     except (OSError, AttributeError):

@@ -13,7 +13,7 @@ import pytest
 
 from edge0_ref.app import bench as command
 from edge0_ref.app import bench_case
-from edge0_ref.app.bench_case import Measured, Step, decode, figures, raw_rate, run_once
+from edge0_ref.app.bench_case import Measured, Step, decode, figures, process_peak, raw_rate, run_once
 from edge0_ref.app.cgroup import memory_group
 from edge0_ref.app.page_cache import cached_bytes, forget_pages, mapped_bytes
 from edge0_ref.app.picture import Picture
@@ -128,7 +128,7 @@ def test_cold_steps_begin_without_what_the_raw_reads_left_in_the_page_cache(tmp_
 
 
 @pytest.mark.spec("ENG-073")
-def test_mapped_pages_are_told_from_others(tmp_path) -> None:
+def test_mapped_pages_are_told_from_others_and_counted_once(tmp_path, monkeypatch) -> None:
     paths = [tmp_path / name for name in ("mapped", "other")]
     for path in paths:
         path.write_bytes(os.urandom(2**20))
@@ -139,6 +139,8 @@ def test_mapped_pages_are_told_from_others(tmp_path) -> None:
     reader = open_reader(paths[0], "mmap")
     reader.read_into(0, memoryview(bytearray(2**20)))
     assert (mapped_bytes(paths), mapped_bytes(paths[1:])) == (2**20, 0)
+    monkeypatch.setattr(bench_case, "peak_bytes", lambda: 2**20)  # which has what is mapped
+    assert process_peak(paths)[0] == 2 * 2**20
     reader.close()
     assert mapped_bytes(paths) == 0
 

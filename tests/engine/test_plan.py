@@ -1,6 +1,7 @@
 """The memory budget: what a plan costs, what is refused, and that a plan holds what it promises."""
 
 import re
+import threading
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edge0_ref import readers
 from edge0_ref.adapters import Adapters
 from edge0_ref.backend import create
 from edge0_ref.checkpoint import Checkpoint
@@ -21,6 +23,7 @@ from edge0_ref.engine.plan import CHUNKS, MemoryPlan, Request, cost_rows, make_p
 from edge0_ref.errors import BudgetError, UsageError
 from edge0_ref.inventory import open_checkpoint
 from tests.ref.builders import Recipe, build
+from tests.ref.sound import modes_of
 
 PROCESS = 100 * 2**20
 RECIPE = Recipe(layers=4, experts=16, top_k=2)
@@ -199,6 +202,21 @@ def array_bytes(value: object) -> int:
         return value.nbytes
     parts = value if isinstance(value, list) else vars(value).values() if hasattr(value, "__dict__") else []
     return sum(array_bytes(part) for part in parts)
+
+
+@pytest.mark.spec("ENG-030")
+@pytest.mark.parametrize("threads", [0, 2])
+def test_buffers_are_planned_for_reader_threads_and_for_the_decoders_own(tmp_path, monkeypatch, threads) -> None:
+    if "direct" not in modes_of(tmp_path):
+        pytest.skip(f"no direct reads in {tmp_path}")
+    monkeypatch.setattr(readers, "SCRATCH", own := threading.local())
+    checkpoint = open_checkpoint(build(tmp_path, RECIPE))
+    plan = Plan(top_k=RECIPE.top_k, read_mode="direct", reader_threads=threads)
+    decoder = create().decoder(checkpoint, plan)
+    decoder.prefill([5])
+    decoder.close()
+    planned_bytes = dict(cost_rows(checkpoint.config, sizes_of(checkpoint), plan))["reader buffers"]
+    assert 0 < len(own.map) * (threads + 1) <= planned_bytes
 
 
 @pytest.mark.spec("ENG-030")

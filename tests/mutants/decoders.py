@@ -163,6 +163,17 @@ def going_on_after_an_error(patch: pytest.MonkeyPatch) -> None:
     )
 
 
+def going_on_after_an_error_between_calls_of_a_prompt(patch: pytest.MonkeyPatch) -> None:
+    original = ReferenceDecoder._forward
+
+    def forward(self: ReferenceDecoder, *call: Any) -> Any:
+        hidden = original(self, *call)
+        self._interrupted = False
+        return hidden
+
+    patch.setattr(ReferenceDecoder, "_forward", forward)
+
+
 def a_snapshot_shares_memory(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(DeltaState, "copy", lambda state: DeltaState(state.conv.copy(), state.memory))
 
@@ -229,6 +240,7 @@ MUTANTS = {
     residual_taken_after_the_norm: "DEC-042",
     final_norm_left_out: "DEC-042",
     going_on_after_an_error: "DEC-041",
+    going_on_after_an_error_between_calls_of_a_prompt: "DEC-041",
     a_snapshot_shares_memory: "DEC-044",
     reset_keeps_the_memory: "DEC-046",
     negative_tokens_accepted: "DEC-045",

@@ -185,6 +185,10 @@ def a_text_pays_for_earlier_ones(patch: pytest.MonkeyPatch) -> None:
     replace_everywhere(patch, session.counters_between, lambda before, after: replace(after))
 
 
+def a_text_pays_for_later_ones(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Generation, "settle", lambda text: None)
+
+
 def a_closed_model_goes_on(patch: pytest.MonkeyPatch) -> None:
     original = Model.close
 
@@ -197,6 +201,15 @@ def a_closed_model_goes_on(patch: pytest.MonkeyPatch) -> None:
 
 def the_last_row_left_out_of_the_total(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(MemoryPlan, "total", property(lambda made: sum(nbytes for _, nbytes in made.rows[:-1])))
+
+
+def a_decoder_that_reads_without_a_buffer(patch: pytest.MonkeyPatch) -> None:
+    original = plan.cost_rows
+
+    def cost_rows(config: Any, sizes: Any, made: Plan) -> Any:
+        return original(config, sizes, replace(made, reader_threads=made.reader_threads - 1))
+
+    replace_everywhere(patch, original, cost_rows)
 
 
 def a_refusal_names_too_little(patch: pytest.MonkeyPatch) -> None:
@@ -320,8 +333,10 @@ MUTANTS = {
     nothing_held_back: "ENG-020",
     pieces_without_their_tokens: "ENG-040",
     a_text_pays_for_earlier_ones: "ENG-041",
+    a_text_pays_for_later_ones: "ENG-041",
     a_closed_model_goes_on: "ENG-050",
     the_last_row_left_out_of_the_total: "ENG-030",
+    a_decoder_that_reads_without_a_buffer: "ENG-030",
     a_refusal_names_too_little: "ENG-031",
     slots_for_one_token: "ENG-032",
     whole_layers_for_short_prompts: "ENG-033",

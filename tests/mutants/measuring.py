@@ -66,6 +66,14 @@ def warm_is_cold(patch: pytest.MonkeyPatch) -> None:
     replace_everywhere(patch, original, lambda case, notify: original(replace(case, cold=True), notify))
 
 
+def blocks_begin_with_what_raw_reads_left(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(bench_case, "forget_pages", lambda paths: False)
+
+
+def mapped_pages_counted_twice(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(bench_case, "mapped_bytes", lambda paths: 0)
+
+
 def raw_reads_of_one_block(patch: pytest.MonkeyPatch) -> None:
     original = scenario.Running.expert_file
     patch.setattr(scenario.Running, "expert_file", lambda running: (original(running)[0], 8 * 4096))
@@ -107,6 +115,8 @@ MUTANTS = {
     simulated_where_routed_only: "ENG-072",
     a_missing_cgroup_unsaid: "ENG-073",
     warm_is_cold: "ENG-074",
+    blocks_begin_with_what_raw_reads_left: "ENG-074",
+    mapped_pages_counted_twice: "ENG-073",
     raw_reads_of_one_block: "ENG-075",
     reads_from_before_the_run: "ENG-076",
     a_picture_without_an_end: "ENG-077",
