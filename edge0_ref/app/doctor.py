@@ -59,10 +59,10 @@ class Load:
 
 @dataclass(frozen=True)
 class Machine:
-    """Bytes a second. disk: read mode -> depth -> rate, or why there is none."""
+    """Bytes a second. experts: of the weights of K experts in one call; disk: mode -> depth -> rate, or why not."""
 
     memory: float
-    kernels: float
+    experts: float
     disk: Rates
     mode: ReadMode
     file_system: str
@@ -120,13 +120,13 @@ def load_of(model: str, config: ModelConfig, sizes: Mapping[str, int], layout: E
 
 
 def measure(folder: Path, load: Load, backend: str, checkpoint: Checkpoint | None) -> Machine:
-    """Memory, then kernels, then the disk: one at a time."""
+    """Memory, then experts, then the disk: one at a time."""
     memory = memory_rate()
-    kernels = kernel_rate(find_backend(backend, "executor:staged"), load.layout, load.top_k)
+    experts = kernel_rate(find_backend(backend, "executor:staged"), load.layout, load.top_k)
     block = stride_of(load.layout)
     with file_to_read(folder, checkpoint, block) as path:
         disk: Rates = {mode: rates_of(BlockReads(path, block), mode) for mode in READ_MODES}
-        return Machine(memory, kernels, disk, best_mode(disk), file_system(path), str(path))
+        return Machine(memory, experts, disk, best_mode(disk), file_system(path), str(path))
 
 
 @contextmanager
@@ -187,7 +187,7 @@ def machine_facts(machine: Machine) -> dict[str, Any]:
     }
     return {
         "memory_gb_s": figure(machine.memory / 1e9),
-        "kernel_gb_s": figure(machine.kernels / 1e9),
+        "experts_gb_s": figure(machine.experts / 1e9),
         "disk_gb_s": rates,
         "raw_disk_gb_s": figure(machine.disk_rate / 1e9),
         "read_mode": machine.mode,
@@ -203,7 +203,7 @@ def expectation(load: Load, machine: Machine) -> dict[str, Any]:
         "disk": load.experts / machine.disk_rate,
         "disk_with_reuse": load.experts * (1 - REUSE) / machine.disk_rate,
         "memory": load.touched / machine.memory,
-        "kernels": load.touched / machine.kernels,
+        "kernels": load.touched / machine.experts,
     }
     slowest = max(seconds["disk"], seconds["kernels"])
     facts = {
@@ -249,7 +249,7 @@ def show(told: Mapping[str, Any]) -> None:
     machine = told["machine"]
     rows = [
         ("memory, two threads", f"{machine['memory_gb_s']} GB/s"),
-        ("experts of one token, computed", f"{machine['kernel_gb_s']} GB/s"),
+        ("experts of one token, computed", f"{machine['experts_gb_s']} GB/s"),
     ]
     for mode, rates in machine["disk_gb_s"].items():
         text = rates if isinstance(rates, str) else ", ".join(f"{rate} ({depth})" for depth, rate in rates.items())

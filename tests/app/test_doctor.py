@@ -55,9 +55,9 @@ def test_limits_follow_from_the_measured_rates(
     facts = told(capsys, "doctor", folder)
     machine, (model,) = facts["machine"], facts["models"]
     assert machine["read_mode"] in READ_MODES
-    assert min(machine["memory_gb_s"], machine["kernel_gb_s"], machine["raw_disk_gb_s"]) > 0
+    assert min(machine["memory_gb_s"], machine["experts_gb_s"], machine["raw_disk_gb_s"]) > 0
     assert (model["k"], model["bytes_per_token"]) == (2, inspected["bytes_per_token"])
-    rates = {"disk": machine["raw_disk_gb_s"], "memory": machine["memory_gb_s"], "kernels": machine["kernel_gb_s"]}
+    rates = {"disk": machine["raw_disk_gb_s"], "memory": machine["memory_gb_s"], "kernels": machine["experts_gb_s"]}
     for name, rate in rates.items():
         nbytes = model["bytes_per_token" if name == "disk" else "bytes_touched_per_token"]
         limit = model[f"limit_{name}_tok_s"]

@@ -105,7 +105,7 @@ def kernel_figures(threads: int) -> Iterator[dict[str, object]]:
         share = statistics.median(fast / plain for plain, fast in rates)
         yield {
             "kernel": name,
-            "kernel_gb_s": round(kernel, 2),
+            "gb_s": round(kernel, 2),
             "memory_gb_s": round(memory, 2),
             "share": round(share, 3),
         }
@@ -142,7 +142,7 @@ def main() -> None:
     threads = get_thread_count()
     kernels = []
     for figures in kernel_figures(threads):
-        print("{kernel:32} {kernel_gb_s:6.2f} GB/s of {memory_gb_s:6.2f}: {share:6.1%}".format(**figures))
+        print("{kernel:32} {gb_s:6.2f} GB/s of {memory_gb_s:6.2f}: {share:6.1%}".format(**figures))
         kernels.append(figures)
     kernels.append(many_tokens(threads))
     print("{kernel:32} {gflop_s:6.1f} GFLOP/s".format(**kernels[-1]))
