@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from statistics import fmean
+from statistics import median
 from typing import Any
 
 from edge0_ref.app.api import Notify
@@ -84,15 +84,21 @@ def facts_of(running: Running) -> dict[str, Any]:
 
 
 def summary(spans: Sequence[Span]) -> dict[str, Any]:
-    """hidden_share: of the time in which something was being read, the part in which the decoder did not wait."""
+    """A step and its wait are medians, as in `bench_case.figures`; all else is of all tokens together.
+
+    hidden_share: of the time in which something was being read, the part in which the decoder did not wait.
+    """
     tokens = [span for span in spans if span.kind == "token"]
     reads = [span for span in spans if span.kind == "read"]
-    waited = sum(span.end - span.start for span in spans if span.kind == "wait")
-    reading = covered(reads, until=tokens[-1].end)
+    waits = dict.fromkeys((span.token for span in tokens), 0)
+    for span in spans:
+        if span.kind == "wait":
+            waits[span.token] += span.end - span.start
+    waited, reading = sum(waits.values()), covered(reads, until=tokens[-1].end)
     return {
-        "step_ms": fmean(span.end - span.start for span in tokens) / 1e6,
-        "wait_ms_per_token": waited / len(tokens) / 1e6,
-        "reading_ms_per_token": reading / len(tokens) / 1e6,
+        "step_ms": median(span.end - span.start for span in tokens) / 1e6,
+        "wait_ms_per_token": median(waits.values()) / 1e6,
+        "reading_ms": reading / 1e6,
         "reads": len(reads),
         "bytes_read": sum(span.nbytes or 0 for span in reads),
         "hidden_share": max(0.0, 1 - waited / reading) if reading else None,
@@ -170,8 +176,8 @@ def show(told: dict[str, Any]) -> None:
         ("routing", f"{told['routing']}{simulated}"),
         ("a step", f"{told['step_ms']:.1f} ms"),
         ("  of it waiting for reads", f"{told['wait_ms_per_token']:.1f} ms"),
-        ("something was being read", f"{told['reading_ms_per_token']:.1f} ms a token"),
-        ("of that hidden behind compute", "-" if hidden is None else f"{hidden:.0%}"),
+        (f"in {told['tokens']} steps something was being read", f"{told['reading_ms']:.1f} ms"),
+        ("  of that hidden behind compute", "-" if hidden is None else f"{hidden:.0%}"),
         ("read", told["bytes_read"]),
     ]
     print_table(f"{told['model']}, {told['scenario']}, K = {told['k']}", rows)

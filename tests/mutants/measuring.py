@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge0_ref.app import bench, bench_case, bench_paper, machine, scenario
+from edge0_ref.app import bench, bench_case, bench_paper, machine, scenario, trace
 from edge0_ref.app.bench_routing import SimulatedRouting
 from edge0_ref.app.picture import Picture
 from edge0_ref.app.timeline import Recorder
@@ -86,6 +86,10 @@ def reads_from_before_the_run(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Recorder, "finish", finish)
 
 
+def a_trace_of_means(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(trace, "median", lambda values: float(np.mean([*values])))
+
+
 def a_picture_without_an_end(patch: pytest.MonkeyPatch) -> None:
     original = Picture.write
 
@@ -119,5 +123,6 @@ MUTANTS = {
     mapped_pages_counted_twice: "ENG-073",
     raw_reads_of_one_block: "ENG-075",
     reads_from_before_the_run: "ENG-076",
+    a_trace_of_means: "ENG-076",
     a_picture_without_an_end: "ENG-077",
 }
