@@ -12,6 +12,8 @@ from conformance.process import Process
 from edge0_ref.contract import Counters, Routing
 from edge0_ref.errors import Edge0Error
 
+COUNTED = ("bytes_read", "reads", "hits", "read_ahead", "on_demand", "drops")  # what a program has to tell
+
 
 @dataclass(frozen=True, eq=False)
 class Reply:
@@ -71,6 +73,8 @@ class Reply:
 
     def counters(self) -> Counters:
         told = self.field("counters", dict)
+        if missing := [name for name in COUNTED if name not in told]:
+            raise self.process.broken(self.operation, f"counters lack {', '.join(missing)}")
         try:
             counters = Counters(**told)
         except TypeError as error:

@@ -52,6 +52,7 @@ COUNTERS = dict.fromkeys(("bytes_read", "reads", "hits", "read_ahead", "on_deman
 STATES: dict[str, dict[str, object]] = {
     "resident": {"resident": [[1]], "counters": COUNTERS},
     "counters": {"resident": [], "counters": COUNTERS | {"hits": "3"}},
+    "silence": {"resident": [], "counters": {"reads": 0, "hits": 0, "on_demand": 0, "drops": 0}},
     "less": {"resident": [], "counters": COUNTERS | {"reads": -1}},
 }
 

@@ -109,6 +109,7 @@ def test_what_a_program_does_wrong_is_one_line_and_it_is_started_again(how: str)
     {
         "resident": "resident is [[1]], wanted integers",
         "counters": "counters: hits is '3', wanted numbers from 0 up",
+        "silence": "counters lack bytes_read, read_ahead",
         "less": "counters: reads is -1, wanted numbers from 0 up",
     }.items(),
 )

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from conformance import reply
 from conformance.framing import Message
 from conformance.process import Process
 from conformance.program import Program
@@ -64,6 +65,10 @@ def an_unknown_operation_ends_the_program(patch: pytest.MonkeyPatch) -> None:
 
 def a_program_that_ended_has_no_last_words(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Process, "_last_words", lambda self: "")
+
+
+def a_counter_that_is_not_told_is_0(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(reply, "COUNTED", ())
 
 
 def the_end_of_stdin_is_an_error(patch: pytest.MonkeyPatch) -> None:
@@ -124,6 +129,7 @@ MUTANTS = {
     another_name_in_each_process: "BCK-022",
     an_unknown_operation_ends_the_program: "BCK-023",
     a_program_that_ended_has_no_last_words: "BCK-024",
+    a_counter_that_is_not_told_is_0: "BCK-024",
     the_end_of_stdin_is_an_error: "BCK-025",
     a_reply_does_not_wait_for_reads: "BCK-026",
     an_observer_does_not_hear_of_residents: "BCK-027",
