@@ -6,7 +6,7 @@ After this no later step meets a missing tensor, a wrong shape or a tensor nobod
 from pathlib import Path
 
 from edge0_ref.checkpoint import Checkpoint, read_shards
-from edge0_ref.config import read_config
+from edge0_ref.config import is_there, read_config
 from edge0_ref.errors import CheckpointError
 from edge0_ref.expert_store import find_experts
 from edge0_ref.packed import SIDECAR
@@ -23,7 +23,7 @@ def open_checkpoint(folder: Path | str) -> Checkpoint:
     skipped = tuple(name for name in tensors if name.startswith(config.skipped))
     head_paths = tuple(f"{layer.mlp_path}.prerouter." for layer in config.layers)
     heads = {name: kept.pop(name) for name in list(kept) if name.startswith(head_paths)}
-    packed = folder / SIDECAR if (folder / SIDECAR).exists() else None
+    packed = folder / SIDECAR if is_there(folder / SIDECAR) else None
     checkpoint = Checkpoint(folder, config, kept, skipped, metadata, heads, packed)
     verify(checkpoint)
     return checkpoint

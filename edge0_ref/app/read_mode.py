@@ -42,6 +42,8 @@ def machine_bytes() -> int:
 
 
 def opens(path: Path, mode: ReadMode) -> bool:
+    if not path.is_file():
+        return False  # opening a pipe would wait
     try:
         open_reader(path, mode).close()
     except ReadError:
@@ -51,8 +53,7 @@ def opens(path: Path, mode: ReadMode) -> bool:
 
 def file_system(path: Path) -> str:
     """A name for the file system of a file that survives a restart: device and mount point where the system tells."""
-    real = path.resolve()
-    device = os.stat(real).st_dev
+    device, real = os.stat(path).st_dev, path.resolve()
     wanted = f"{os.major(device)}:{os.minor(device)}"
     try:
         lines = Path("/proc/self/mountinfo").read_text("utf-8", errors="replace").splitlines()

@@ -7,6 +7,7 @@ from io import StringIO
 import pytest
 
 from edge0_ref.app.locate import embedded_model
+from edge0_ref.packed import SIDECAR
 from tests.app.command import ROOT, edge0_here, refusal, refused
 from tests.ref.builders import (
     Recipe,
@@ -156,6 +157,7 @@ def test_scales_that_are_no_numbers_are_found_and_leave_no_file(tmp_path) -> Non
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
+@pytest.mark.spec("STO-042")
 @pytest.mark.parametrize("kind", ["pipe", "link to nothing", "looping link"])
 @pytest.mark.parametrize(
     "name",
@@ -168,6 +170,7 @@ def test_scales_that_are_no_numbers_are_found_and_leave_no_file(tmp_path) -> Non
         "model.safetensors",
         "model.safetensors.index.json",
         "adapters",
+        SIDECAR,
     ],
 )
 def test_what_is_there_and_is_no_file_is_not_taken_as_absent(tmp_path, capsys, name, kind) -> None:
@@ -180,6 +183,14 @@ def test_what_is_there_and_is_no_file_is_not_taken_as_absent(tmp_path, capsys, n
     else:
         odd.symlink_to(odd if kind == "looping link" else tmp_path / "nothing")
     assert f"{odd}: " in refusal(edge0_here(capsys, "generate", tmp_path, "--prompt-ids", "5", "--max-tokens", "1"))
+
+
+@pytest.mark.spec("STO-042")
+def test_a_pipe_in_place_of_a_sidecar_is_not_waited_for_where_a_read_mode_is_looked_for(tmp_path, capsys) -> None:
+    os.mkfifo(build(tmp_path, RECIPE) / SIDECAR)
+    done = edge0_here(capsys, "generate", tmp_path, "--prompt-ids", "5", "--memory", "1TiB")
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].endswith(f"{tmp_path / SIDECAR}: not a regular file")
 
 
 def test_a_folder_in_place_of_a_shard_is_not_missing(tmp_path, capsys) -> None:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from edge0_ref import packed
+from edge0_ref import inventory, packed
 from edge0_ref.app import read_mode, synth
 from edge0_ref.checkpoint import Checkpoint
 from edge0_ref.contract import Array
@@ -33,6 +33,10 @@ def a_stale_sidecar_used(patch: pytest.MonkeyPatch) -> None:
         return packed.make_header(checkpoint)[1]
 
     replace_everywhere(patch, packed.verify_sidecar, verify_sidecar)
+
+
+def a_link_to_nothing_taken_as_no_sidecar(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(inventory, "is_there", Path.exists)
 
 
 def checksums_never_compared(patch: pytest.MonkeyPatch) -> None:
@@ -63,6 +67,7 @@ MUTANTS = {
     experts_packed_without_gaps: "STO-040",
     a_checksum_that_is_a_sum: "STO-041",
     a_stale_sidecar_used: "STO-042",
+    a_link_to_nothing_taken_as_no_sidecar: "STO-042",
     checksums_never_compared: "STO-043",
     the_next_expert_of_a_sidecar_read: "STO-044",
     a_sidecar_named_before_it_is_whole: "STO-045",
