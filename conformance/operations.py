@@ -1,42 +1,38 @@
-"""The operations that vectors name, as spec/README.md lists them: what each is given and what it gives.
+"""The operations that vectors name: what each is given and gives, read from the tables of spec/README.md."""
 
-Inputs that may be absent are not among these.
-"""
+import re
+from dataclasses import dataclass
+from functools import cache
 
-OPERATIONS = {
-    "dequantize": ("matrix", "weights"),
-    "quantize": ("weights bits group_size", "packed scales biases"),
-    "linear": ("x weight", "y"),
-    "route": ("logits spec", "experts weights"),
-    "predict": ("head features", "logits"),
-    "executor": ("experts x routing slots", "y"),
-    "residency": ("kind slots num_experts events", "events counters"),
-    "sequence": ("kind slots experts events", "y"),
-    "features": ("hidden executed before num_experts", "features"),
-    "sample": ("logits settings prompt generated draw", "token"),
-    "draws": ("seed count", "draws"),
-    "adapters": ("files", "owners top_k notes scales"),
-    "widen": ("values", "values"),
-    "narrow": ("values dtype", "values"),
-    "dequantize_as": ("matrix", "weights"),
-    "elementwise": ("function x", "y"),
-    "rms_norm": ("x weight epsilon", "y"),
-    "rotary": ("pairs x positions size theta", "y"),
-    "conv": ("x taps state", "y state"),
-    "l2_normalize": ("x scale", "y"),
-    "decay": ("a a_log dt_bias", "decay"),
-    "channel_decay": ("f a_log dt_bias lower_bound", "decay"),
-    "delta_rule": ("q k v beta decay state", "y state"),
-    "attention": ("q keys values first scale", "y"),
-    "latent": ("q q_rotary rows w_uk w_uv first scale", "y"),
-    "header": ("file", "tensors metadata"),
-    "fold": ("terms", "sum"),
-}
+from conformance.requirements import SPEC
+
+ROW = re.compile(r"^\| (\w+) \| [^|]+ \| ([^|]*`[^|]*) \| ([^|]+) \|$", re.MULTILINE)
+PARTS = re.compile(r"\{[^}]*\}")  # of a value, and of whoever says more about it
+ASIDE = re.compile(r"\([^)]*\)")
+OPTIONAL = re.compile(r"`\w+` \(may be absent\)")
+NAME = re.compile(r"`(\w+)`")
 
 
-def inputs_of(operation: str) -> set[str]:
-    return set(OPERATIONS[operation][0].split())
+@dataclass(frozen=True)
+class Operation:
+    """inputs: without those that may be absent."""
+
+    inputs: frozenset[str]
+    outputs: frozenset[str]
 
 
-def outputs_of(operation: str) -> set[str]:
-    return set(OPERATIONS[operation][1].split())
+def names_in(cell: str) -> frozenset[str]:
+    """The values that a cell names, without their parts.
+
+    >>> sorted(names_in("`x` float32 [n], `lora` {`down`, `up`} (may be absent), `routing` (a list of {`experts`})"))
+    ['routing', 'x']
+    """
+    whole = re.sub(" +", " ", PARTS.sub("", cell))
+    return frozenset(NAME.findall(ASIDE.sub("", OPTIONAL.sub("", whole))))
+
+
+@cache
+def read_operations() -> dict[str, Operation]:
+    """By name, in the order of the tables."""
+    _, _, tables = (SPEC / "README.md").read_text("utf-8").partition("### Operations")
+    return {name: Operation(names_in(inputs), names_in(outputs)) for name, inputs, outputs in ROW.findall(tables)}

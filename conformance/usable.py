@@ -11,7 +11,7 @@ import numpy as np
 import edge0_ref.errors
 from conformance.compare import ConformanceError, Judge
 from conformance.driven import Driven
-from conformance.operations import inputs_of, outputs_of
+from conformance.operations import read_operations
 from conformance.report import Recorder
 from conformance.requirements import Requirement, read_requirements
 from conformance.vectors import CLAIMS, Case, carry_out
@@ -31,20 +31,21 @@ def faults(case: Mapping[str, Any], shared: Mapping[str, Any]) -> Iterator[str]:
     for id_ in case["requirements"]:
         if id_ not in requirements():
             yield f"requirements: {id_}, which spec/ does not state"
-    operation, inputs = case["operation"], case["inputs"]
-    if lacking := sorted(inputs_of(operation) - set(inputs)):
-        yield f"inputs: {operation} lacks {', '.join(lacking)}"
+    name, inputs = case["operation"], case["inputs"]
+    operation = read_operations()[name]
+    if lacking := sorted(operation.inputs - set(inputs)):
+        yield f"inputs: {name} lacks {', '.join(lacking)}"
     if "kind" in inputs and inputs["kind"] not in EXECUTOR_KINDS:
         yield f"inputs, kind: {inputs['kind']!r}, wanted one of {', '.join(EXECUTOR_KINDS)}"
     for part in [case.get("expected", {}), *case.get("either", [])]:
-        if unknown := sorted(set(part) - outputs_of(operation)):
-            yield f"expected: {', '.join(unknown)}, which {operation} does not give"
+        if unknown := sorted(set(part) - operation.outputs):
+            yield f"expected: {', '.join(unknown)}, which {name} does not give"
     if unbound := sorted(set(case.get("bound", {})) - set(case.get("expected", {}))):
         yield f"bound: {', '.join(unbound)}, of which nothing is expected"
     if "error" in case and not is_error(case["error"]["kind"]):
         yield f"error, kind: {case['error']['kind']}, which is no error of edge0's"
-    for name in ("inputs", "expected", "either", "bound"):
-        yield from faults_in(case.get(name), name, shared)
+    for place in ("inputs", "expected", "either", "bound"):
+        yield from faults_in(case.get(place), place, shared)
 
 
 def is_error(kind: str) -> bool:

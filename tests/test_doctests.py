@@ -13,6 +13,7 @@ import edge0_ref
 
 ROOT = Path(__file__).parents[1]
 MODULES = sorted(module.name for module in pkgutil.walk_packages(edge0_ref.__path__, "edge0_ref."))
+MODULES += ["conformance.operations", "conformance.requirements"]
 
 
 @pytest.mark.parametrize("name", MODULES)
