@@ -20,7 +20,7 @@ def certificate(report: Report, command: str = "") -> dict[str, Any]:
     return {
         "backend": report.backend,
         "claims": list(report.claims),
-        "verdict": "FAIL" if report.exit_code else "passed",
+        "verdict": report.verdict,
         "counts": {status: sum(r["status"] == status for r in rows) for status in STATUSES},
         "command": command,
         "profile": report.profile,

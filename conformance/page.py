@@ -5,7 +5,7 @@ from html import escape
 from itertools import groupby
 from typing import Any
 
-MARKS = {"passed": "✓", "FAIL": "✗", "known": "!", "unclaimed": "-", "not run": "·"}
+MARKS = {"passed": "✓", "FAIL": "✗", "known": "!", "unclaimed": "-", "not run": "·", "interrupted": "…"}
 MEANINGS = {
     "passed": "every check that concerns this backend passed",
     "FAIL": "a check failed",

@@ -107,6 +107,13 @@ class Report:
         return notes
 
     @property
+    def verdict(self) -> str:
+        """What failed has failed, however much was left to run."""
+        if self.failed or self.stale:
+            return "FAIL"
+        return "interrupted" if self.interrupted else "passed"
+
+    @property
     def exit_code(self) -> int:
         """1 if a test failed that concerns more than known failures, or a known failure did not happen.
 
@@ -114,7 +121,7 @@ class Report:
         """
         if self.interrupted:
             return INTERRUPTED
-        return 1 if self.failed or self.stale else 0
+        return 1 if self.verdict == "FAIL" else 0
 
     def listed(self) -> list[str]:
         """Requirements in the order of the chapters, then whatever else failed."""

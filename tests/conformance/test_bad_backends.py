@@ -1,5 +1,6 @@
 """Backends that are hardly backends: each is a line that says what and where, and nobody else is hurt."""
 
+import json
 import re
 from pathlib import Path
 
@@ -128,8 +129,12 @@ def test_what_fails_now_and_then_is_told_in_its_own_words() -> None:
 
 
 @pytest.mark.spec("BCK-030")
-def test_an_interrupted_run_tells_what_was_judged_by_then(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--backend", f"{HERE}:Interrupted", "--only", "DEQ-006,RTR-021"]) == 130
+def test_an_interrupted_run_tells_what_was_judged_by_then(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    written, drawn = tmp_path / "out.json", tmp_path / "out.html"
+    paths = ["--report", str(written), "--html", str(drawn)]
+    assert main(["--backend", f"{HERE}:Interrupted", "--only", "DEQ-006,RTR-021", *paths]) == 130
+    assert json.loads(written.read_text("utf-8"))["verdict"] == "interrupted"
+    assert "interrupted" in drawn.read_text("utf-8").partition('class="verdict"')[2].partition("</p>")[0]
     told = capsys.readouterr()
     assert "DEQ-006  either  passed" in told.out
     assert re.search(r"RTR-021 +\w+ +not run", told.out)

@@ -44,6 +44,16 @@ def test_only_what_passed_every_check_is_passed() -> None:
 
 
 @pytest.mark.spec("BCK-030")
+def test_what_failed_before_a_run_was_interrupted_has_failed() -> None:
+    verdicts = {
+        (outcome, interrupted): report_of({"RTR-001": [outcome]}, interrupted=interrupted).verdict
+        for outcome in ("passed", "FAIL")
+        for interrupted in (False, True)
+    }
+    assert list(verdicts.values()) == ["passed", "interrupted", "FAIL", "FAIL"]
+
+
+@pytest.mark.spec("BCK-030")
 def test_a_certificate_says_what_was_held_to_what_and_where(tmp_path: Path) -> None:
     written = tmp_path / "out.json"
     code = main(["--backend", f"{HERE}:Two", "--only", "RTR-020", "--seed", "3", "--report", str(written)])
@@ -113,7 +123,7 @@ def test_a_page_escapes_what_backends_say() -> None:
     read = Reader(page(certificate(report)))
     assert (read.open, read.fetched) == ([], [])
     assert any("<img src=x>" in word for word in read.words)
-    assert set(MARKS) == set(STATUSES)
+    assert set(MARKS) == {*STATUSES, "interrupted"}
 
 
 @pytest.mark.spec("BCK-031")

@@ -47,6 +47,10 @@ def a_report_without_versions(patch: pytest.MonkeyPatch) -> None:
     replace_everywhere(patch, certificate.versions, lambda packages=(): {})
 
 
+def an_interrupted_run_has_passed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Report, "verdict", property(lambda self: "FAIL" if self.failed or self.stale else "passed"))
+
+
 def a_stale_entry_is_no_matter(patch: pytest.MonkeyPatch) -> None:
     replace_everywhere(patch, stale_entries, lambda known, status: [])
 
@@ -69,6 +73,7 @@ MUTANTS = {
     an_unknown_backend_is_the_reference: "BCK-008",
     a_notice_goes_unheard: "BCK-011",
     a_report_without_versions: "BCK-030",
+    an_interrupted_run_has_passed: "BCK-030",
     a_stale_entry_is_no_matter: "BCK-031",
     a_failure_is_not_kept: "BCK-032",
     a_newer_vector_file_is_like_any_other: "BCK-033",
