@@ -139,7 +139,19 @@ def drive(driven: Driven, judge: Judge, kind: ExecutorKind) -> None:
     run_state_machine_as_test(machine, settings=settings(max_examples=share.max_examples))
 
 
-@kinds("exact", "staged", "whole_layer")
+@kinds("exact")
+@pytest.mark.spec("EXE-001", "EXE-018", "EXE-015", "EXE-016")
+def test_every_call_reads_anew_and_nothing_is_kept(driven: Driven, judge: Judge, kind: ExecutorKind) -> None:
+    drive(driven, judge, kind)
+
+
+@kinds("whole_layer")
+@pytest.mark.spec("EXE-040", "EXE-018", "EXE-015", "EXE-016")
+def test_a_layer_is_read_whole_and_once(driven: Driven, judge: Judge, kind: ExecutorKind) -> None:
+    drive(driven, judge, kind)
+
+
+@kinds("staged")
 @pytest.mark.spec(
     "EXE-020", "EXE-021", "EXE-022", "EXE-023", "EXE-024", "EXE-025", "EXE-026", "EXE-018", "EXE-015", "EXE-016"
 )

@@ -12,6 +12,8 @@ from conformance.known_failures import KnownFailuresError, read_known_failures
 from conformance.page import MARKS, page
 from conformance.report import STATUSES, Recorder, Report
 from conformance.requirements import read_requirements
+from conformance.runner import run
+from tests.conformance.backends import Two
 
 HERE = "tests.conformance.backends"
 TIES = f"{HERE}:HigherIdOfEquals"
@@ -41,6 +43,18 @@ def test_only_what_passed_every_check_is_passed() -> None:
     assert list(status.values()) == wanted
     assert rows["RTR-010"]["checks"] == {"passed": 1, "unclaimed": 1}
     assert sum(facts["counts"].values()) == len(rows) == len(read_requirements())
+
+
+SAID_OF_SLOTS = [f"EXE-0{number}" for number in (11, 12, 13, 20, 21, 22, 23, 24, 25, 26, 27, 30)]
+
+
+@pytest.mark.spec("BCK-002")
+@pytest.mark.parametrize("kind", ["exact", "whole_layer"])
+def test_an_executor_without_slots_has_passed_nothing_that_is_said_of_slots(kind: str) -> None:
+    backend = Two()
+    backend.claims = frozenset({f"executor:{kind}"})
+    report = run(backend, SAID_OF_SLOTS)
+    assert {report.status(id_) for id_ in SAID_OF_SLOTS} == {"unclaimed"}
 
 
 @pytest.mark.spec("BCK-030")

@@ -26,7 +26,6 @@ from edge0_ref.errors import BackendError, ShapeError
 EXAMPLES = Path(conformance.__file__).parent / "examples"
 SERVED = f"{sys.executable} -m conformance.serve --backend"
 MATRIX = MatrixRecipe(1, 32).build()
-CARRIED = ("EXE-013", "EXE-016", "DEC-045", "PRE-024", "DEQ-020")
 PROGRAM_REQUIREMENTS = ("BCK-020", "BCK-021", "BCK-022", "BCK-023", "BCK-025")
 
 

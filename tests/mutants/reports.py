@@ -23,6 +23,12 @@ def unclaimed_counts_as_passed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Report, "status", status)
 
 
+def every_executor_taken_to_have_slots(patch: pytest.MonkeyPatch) -> None:
+    from conformance import paths  # of marks that pytest knows in a run of the suite alone
+
+    patch.setattr(paths, "every_slot_table", paths.every_executor)
+
+
 def one_passed_test_is_enough(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(report, "OUTCOMES", ("passed", "FAIL", "unclaimed"))
 
@@ -69,6 +75,7 @@ def a_backend_without_members_is_tried(patch: pytest.MonkeyPatch) -> None:
 
 MUTANTS = {
     unclaimed_counts_as_passed: "BCK-002",
+    every_executor_taken_to_have_slots: "BCK-002",
     one_passed_test_is_enough: "BCK-003",
     an_unknown_backend_is_the_reference: "BCK-008",
     a_notice_goes_unheard: "BCK-011",
