@@ -171,6 +171,15 @@ def test_calls_that_cannot_be_made_are_refused_and_change_nothing(driven: Driven
         driven.close()
 
 
+@pytest.mark.spec("BCK-010")
+def test_a_decoder_may_be_closed_twice(driven: Driven) -> None:
+    with MODEL.opened() as (_, checkpoint):
+        decoder = driven.decoder(checkpoint, Plan(MODEL.top_k, context=64))
+        decoder.prefill(TOKENS[:2])
+        decoder.close()
+        decoder.close()
+
+
 @pytest.mark.spec("DEC-041", "STO-020")
 def test_a_decoder_that_failed_half_way_waits_to_be_reset(driven: Driven, judge: Judge) -> None:
     plan = Plan(MODEL.top_k, "exact", "exact", read_mode="pread", context=64)

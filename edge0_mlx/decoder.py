@@ -135,7 +135,7 @@ class MlxDecoder:
         return self.evaluations.seconds + self.counters.wait_seconds
 
     def measures(self) -> Mapping[str, float]:
-        """[ENG-070] graph_build: what the host does in a step besides waiting for graphs and reads; median."""
+        """[ENG-079] graph_build: what the host does in a step besides waiting for graphs and reads; median."""
         if not self._steps:
             return measured_memory()
         seconds, evaluations = zip(*self._steps, strict=True)

@@ -45,6 +45,16 @@ def a_second_close_that_fails(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(OwningExecutor, "close", close)
 
 
+def a_second_close_of_a_decoder_that_fails(patch: pytest.MonkeyPatch) -> None:
+    original = ReferenceDecoder.close
+
+    def close(decoder: ReferenceDecoder) -> None:
+        original(decoder)
+        del decoder._prefetcher
+
+    patch.setattr(ReferenceDecoder, "close", close)
+
+
 def a_store_asked_for_more_than_it_has(patch: pytest.MonkeyPatch) -> None:
     original = OwningExecutor.__call__
 
@@ -95,6 +105,7 @@ MUTANTS = {
     an_argument_scribbled_over: "BCK-009",
     results_in_float64: "NUM-008",
     a_second_close_that_fails: "BCK-010",
+    a_second_close_of_a_decoder_that_fails: "BCK-010",
     a_store_asked_for_more_than_it_has: "BCK-005",
     an_error_of_another_tree: "BCK-004",
     an_observe_point_left_out: "BCK-006",
