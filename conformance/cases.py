@@ -81,11 +81,11 @@ class MatrixRecipe:
 
 
 @st.composite
-def matrices(draw: Any, max_rows: int = 9, max_groups: int = 3) -> MatrixRecipe:
+def matrices(draw: Any, max_rows: int = 9) -> MatrixRecipe:
     group_size = draw(GROUPS)
     return MatrixRecipe(
         rows=draw(st.integers(1, max_rows)),
-        cols=group_size * draw(st.integers(1, max_groups)),
+        cols=group_size * draw(st.integers(1, 3)),
         bits=draw(st.sampled_from((4, 8))),
         group_size=group_size,
         coefficient=draw(COEFFICIENTS),

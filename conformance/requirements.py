@@ -35,10 +35,10 @@ def parse(chapter: str, markdown: str) -> list[Requirement]:
     return found
 
 
-def read_requirements(spec: Path = SPEC) -> dict[str, Requirement]:
+def read_requirements() -> dict[str, Requirement]:
     """By id, in the order of the chapters. Raises ValueError for an id stated twice."""
     requirements: dict[str, Requirement] = {}
-    for chapter in sorted(spec.glob("[0-9][0-9]-*.md")):
+    for chapter in sorted(SPEC.glob("[0-9][0-9]-*.md")):
         for requirement in parse(chapter.name, chapter.read_text("utf-8")):
             if requirement.id in requirements:
                 raise ValueError(

@@ -1,6 +1,5 @@
 """Driving a decoder along a script, watching it, and holding what came out to the float64 decoder."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -48,11 +47,11 @@ def scripts(draw: Any, vocab: int, steps: bool = True, most: int = 8) -> Script:
 
 
 @st.composite
-def plans(draw: Any, top_k: int, kinds: Sequence[str] = EXECUTOR_KINDS) -> Plan:
+def plans(draw: Any, top_k: int) -> Plan:
     return Plan(
         top_k=top_k,
-        executor=draw(st.sampled_from(kinds)),
-        prefill_executor=draw(st.sampled_from(kinds)),
+        executor=draw(st.sampled_from(EXECUTOR_KINDS)),
+        prefill_executor=draw(st.sampled_from(EXECUTOR_KINDS)),
         slots=draw(st.integers(1, 2 * top_k + 1)),
         read_mode=draw(st.sampled_from([mode for mode in READ_MODES if mode != "direct"])),
         reader_threads=draw(st.sampled_from((1, 3))),

@@ -83,8 +83,8 @@ def read_files(paths: Sequence[Path]) -> tuple[list[Case], list[str]]:
     return cases, problems
 
 
-def files_in(folder: Path = FOLDER) -> list[Path]:
-    return [path for path in sorted(folder.glob("*.json")) if path.name != "schema.json"]
+def files_in() -> list[Path]:
+    return [path for path in sorted(FOLDER.glob("*.json")) if path.name != "schema.json"]
 
 
 def encoded(value: Any) -> Any:

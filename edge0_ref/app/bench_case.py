@@ -80,7 +80,7 @@ def context_for(case: Case) -> int:
 def measure(case: Case, notify: Notify) -> dict[str, Any]:
     """Run a case; its figures."""
     share = MEMORY_BYTES if case.cap is None else min(MEMORY_BYTES, case.cap // 8)
-    measured = Measured(memory_rate(nbytes=share // 8 * 8))
+    measured = Measured(memory_rate(share // 8 * 8))
     with open_case(case, context_for(case), notify) as running:
         forget_pages(running.files())
         notify(running.text)

@@ -56,12 +56,12 @@ def in_threads(works: Sequence[Callable[[], Any]]) -> float:
     return time.perf_counter() - start
 
 
-def memory_rate(threads: int = 2, nbytes: int = MEMORY_BYTES) -> float:
-    """Bytes a second that threads read together, each from an array of its own."""
-    arrays = [np.ones(nbytes // 8, np.uint64) for _ in range(threads)]
+def memory_rate(nbytes: int = MEMORY_BYTES) -> float:
+    """Bytes a second that two threads read together, each from an array of its own."""
+    arrays = [np.ones(nbytes // 8, np.uint64) for _ in range(2)]
     sum_words(arrays[0][:1])  # compiles
     seconds = min(in_threads([partial(sum_words, words) for words in arrays]) for _ in range(ROUNDS))
-    return threads * nbytes / seconds
+    return len(arrays) * nbytes / seconds
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def probe_expert(layout: ExpertLayout) -> Array:
     return content
 
 
-def kernel_rate(backend: Backend[Any], layout: ExpertLayout, top_k: int, seconds: float = SECONDS) -> float:
+def kernel_rate(backend: Backend[Any], layout: ExpertLayout, top_k: int) -> float:
     """Bytes of experts a second that a backend computes with for one token, all of them in slots."""
     count = -(-PROBE_EXPERTS // top_k) * top_k
     store = SameExperts(count, layout, probe_expert(layout))
@@ -136,7 +136,7 @@ def kernel_rate(backend: Backend[Any], layout: ExpertLayout, top_k: int, seconds
     try:
         for routing in routings:
             backend.to_numpy(executor(x, routing))  # compiles, and fills the slots
-        fastest, deadline = float("inf"), time.perf_counter() + seconds
+        fastest, deadline = float("inf"), time.perf_counter() + SECONDS
         while fastest == float("inf") or time.perf_counter() < deadline:
             start = time.perf_counter()
             for routing in routings:
