@@ -246,7 +246,7 @@ class Model:
         self._earlier = self.counters
         if self._session is not None:
             session, self._session = self._session, None
-            session.decoder.close()
+            session.close()
 
     def close(self) -> None:
         """Stop the reader threads and let go of memory and files; closing twice does nothing.

@@ -18,6 +18,7 @@ from edge0_ref.tokens import TextStream, Tokenizer
 
 FinishReason = Literal["stop", "length"]
 Prompt = str | Sequence[int]
+CLOSED = "the model is closed, or has begun a text that needs more room: this one cannot go on"
 SCORED_AT_ONCE = 32  # tokens of a prompt whose logits, each as long as the vocabulary, are held together
 
 
@@ -94,6 +95,7 @@ class Session:
         self.decoder, self.config, self.context = decoder, config, context
         self.tokenizer, self.to_numpy, self.prefixes = tokenizer, to_numpy, prefixes
         self.running: Generation | None = None
+        self._closed = False
 
     def generate(
         self,
@@ -126,11 +128,27 @@ class Session:
         return self.to_numpy(self.decoder.all_logits(ids))
 
     def begin(self, text: "Generation | None") -> None:
-        """The decoder, at position 0, is for `text` now."""
+        """The decoder, at position 0, is for `text` now. Raises UsageError if it is closed."""
+        if self._closed:
+            raise UsageError(CLOSED)
         if self.running:
             self.running.settle()
         self.running = text
         self.decoder.reset()
+
+    def check_running(self, text: "Generation") -> None:
+        """Raises UsageError where the decoder is for another text by now, or closed."""
+        if self._closed:
+            raise UsageError(CLOSED)
+        if self.running is not text:
+            raise UsageError("another text was begun on this session: this one cannot go on")
+
+    def close(self) -> None:
+        """[ENG-050] No text of this session goes on, or begins."""
+        if self.running:
+            self.running.settle()
+        self.running, self._closed = None, True
+        self.decoder.close()
 
 
 def prompt_ids(prompt: Prompt, tokenizer: Tokenizer | None, config: ModelConfig) -> list[int]:
@@ -258,8 +276,7 @@ class Generation(Iterator[Piece]):
         return last
 
     def _step(self, token: int) -> Array:
-        if self._session.running is not self:
-            raise UsageError("another text was begun on this session: this one cannot go on")
+        self._session.check_running(self)
         start = time.perf_counter()
         logits = self._session.to_numpy(self._session.decoder.step(token))
         self._decode_seconds += time.perf_counter() - start

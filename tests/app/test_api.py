@@ -53,6 +53,22 @@ def test_a_closed_model_has_no_threads_and_refuses_texts() -> None:
     assert model.counters.reads > 0
 
 
+@pytest.mark.spec("ENG-050", "ENG-041")
+def test_a_text_whose_decoder_is_closed_is_refused_and_keeps_what_it_was(folder) -> None:
+    with open_model(folder) as model:
+        begun, asked = model.generate([5, 6], 4), model.generate([5, 6], 4)
+        next(begun)
+        before = {name: value for name, value in asdict(begun.result).items() if name != "peak_bytes"}
+        longer = model.generate([5, 6], 40)  # needs more room: another decoder
+        for text in (begun, asked):
+            with pytest.raises(UsageError, match="a text that needs more room: this one cannot go on"):
+                next(text)
+        next(longer)
+        assert {name: value for name, value in asdict(begun.result).items() if name != "peak_bytes"} == before
+    with pytest.raises(UsageError, match="the model is closed"):
+        next(longer)
+
+
 @pytest.mark.spec("ENG-034")
 def test_logits_of_a_prompt_are_in_the_plan_that_computes_them(folder) -> None:
     with open_model(folder, context=16) as model:

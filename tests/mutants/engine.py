@@ -17,7 +17,7 @@ from edge0_ref.contract import Plan
 from edge0_ref.engine import plan, sampling, session, stops
 from edge0_ref.engine.plan import MemoryPlan
 from edge0_ref.engine.sampling import DrawStream, SamplingSettings
-from edge0_ref.engine.session import Generation, Piece
+from edge0_ref.engine.session import Generation, Piece, Session
 from edge0_ref.tokens import TextStream, Tokenizer
 from tests.mutants.replacing import replace_everywhere
 
@@ -199,6 +199,10 @@ def a_closed_model_goes_on(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Model, "close", close)
 
 
+def texts_of_a_closed_model_go_on(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Session, "close", lambda session: session.decoder.close())
+
+
 def the_last_row_left_out_of_the_total(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(MemoryPlan, "total", property(lambda made: sum(nbytes for _, nbytes in made.rows[:-1])))
 
@@ -335,6 +339,7 @@ MUTANTS = {
     a_text_pays_for_earlier_ones: "ENG-041",
     a_text_pays_for_later_ones: "ENG-041",
     a_closed_model_goes_on: "ENG-050",
+    texts_of_a_closed_model_go_on: "ENG-050",
     the_last_row_left_out_of_the_total: "ENG-030",
     a_decoder_that_reads_without_a_buffer: "ENG-030",
     a_refusal_names_too_little: "ENG-031",
