@@ -8,6 +8,7 @@ READING_ORDER = (
     "errors",
     "data",
     "contract",
+    "json_files",
     "config",
     "families",
     # numbers and files: bytes on a disk, bytes in a slot

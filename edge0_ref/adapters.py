@@ -25,9 +25,10 @@ from safetensors.numpy import save_file
 
 from edge0_ref.bits import widen
 from edge0_ref.checkpoint import Checkpoint
-from edge0_ref.config import ModelConfig, is_there, parse_object
+from edge0_ref.config import ModelConfig
 from edge0_ref.contract import Array, Lora, PrerouterHead
 from edge0_ref.errors import AdapterError, CheckpointError, ReadError
+from edge0_ref.json_files import is_there, parse_object
 from edge0_ref.packed import fingerprint
 from edge0_ref.readers import open_for_reading, read_exactly
 from edge0_ref.safetensors_header import TensorInfo, read_header

@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 
 from edge0_ref.bits import widen
-from edge0_ref.config import HeadStacks, ModelConfig, is_there, read_json
+from edge0_ref.config import HeadStacks, ModelConfig
 from edge0_ref.contract import GROUP_SIZES, Array, QuantizedMatrix, WrapStore
 from edge0_ref.errors import CheckpointError, ReadError
+from edge0_ref.json_files import is_there, read_json
 from edge0_ref.readers import open_for_reading, read_exactly
 from edge0_ref.safetensors_header import TensorInfo, read_header
 

@@ -6,9 +6,10 @@ After this no later step meets a missing tensor, a wrong shape or a tensor nobod
 from pathlib import Path
 
 from edge0_ref.checkpoint import Checkpoint, read_shards
-from edge0_ref.config import is_there, read_config
+from edge0_ref.config import read_config
 from edge0_ref.errors import CheckpointError
 from edge0_ref.expert_store import find_experts
+from edge0_ref.json_files import is_there
 from edge0_ref.packed import SIDECAR
 
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from edge0_ref.config import parse_object
 from edge0_ref.errors import CheckpointError
+from edge0_ref.json_files import parse_object
 
 MAX_HEADER_BYTES = 100_000_000
 MAX_AXES = 16

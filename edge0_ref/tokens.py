@@ -8,8 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge0_ref.config import is_there, read_file, read_json
 from edge0_ref.errors import CheckpointError, UsageError
+from edge0_ref.json_files import is_there, read_file, read_json
 
 if TYPE_CHECKING:
     import tokenizers

@@ -21,7 +21,7 @@ from edge0_ref.app.locate import locate
 from edge0_ref.app.read_mode import default_read_mode
 from edge0_ref.app.reuse import open_prefixes
 from edge0_ref.checkpoint import Checkpoint
-from edge0_ref.config import ModelConfig, is_there
+from edge0_ref.config import ModelConfig
 from edge0_ref.contract import (
     EXECUTOR_KINDS,
     READ_MODES,
@@ -42,6 +42,7 @@ from edge0_ref.engine.sampling import SamplingSettings
 from edge0_ref.engine.session import Asked, Generation, Prompt, Session, check_limits, prompt_ids
 from edge0_ref.errors import UsageError
 from edge0_ref.inventory import open_checkpoint
+from edge0_ref.json_files import is_there
 from edge0_ref.packed import SIDECAR
 from edge0_ref.tokens import Tokenizer, open_tokenizer
 

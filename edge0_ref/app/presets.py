@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from edge0_ref.config import Fields, ModelConfig, config_of, read_quantization
+from edge0_ref.config import ModelConfig, config_of, read_quantization
 from edge0_ref.errors import UsageError
+from edge0_ref.json_files import Fields
 
 GROUP_SIZE = 64
 GIB = 2**30

@@ -16,9 +16,9 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from edge0_ref.app.picture import COMPUTE, EXPERTS, INK, READ, Picture
-from edge0_ref.config import parse_object
 from edge0_ref.data import Array
 from edge0_ref.errors import CheckpointError, UsageError
+from edge0_ref.json_files import parse_object
 from edge0_ref.safetensors_header import read_header
 from edge0_ref.training import STAGES, TrainSettings
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from edge0_ref.config import (
     DenseConfig,
-    Fields,
     HeadStacks,
     KdaConfig,
     LayerConfig,
@@ -23,6 +22,7 @@ from edge0_ref.config import (
 )
 from edge0_ref.contract import SigmoidGroup
 from edge0_ref.errors import CheckpointError, UnsupportedModelError
+from edge0_ref.json_files import Fields
 
 ARCHITECTURE = "BailingMoeV3ForCausalLM"
 MODEL = "model"

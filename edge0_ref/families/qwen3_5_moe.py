@@ -9,7 +9,6 @@ from dataclasses import replace
 
 from edge0_ref.config import (
     AttentionConfig,
-    Fields,
     GatedDeltaConfig,
     LayerConfig,
     MixerConfig,
@@ -20,6 +19,7 @@ from edge0_ref.config import (
 )
 from edge0_ref.contract import SoftmaxTopK
 from edge0_ref.errors import CheckpointError, UnsupportedModelError
+from edge0_ref.json_files import Fields
 
 ARCHITECTURE = "Qwen3_5MoeForConditionalGeneration"
 MODEL_TYPES = ("qwen3_5_moe", "qwen3_5_moe_text")
