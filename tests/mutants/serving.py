@@ -57,6 +57,15 @@ def last_come_first_served(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(worker, "deque", Stack)
 
 
+def the_one_that_is_answered_waits_too(patch: pytest.MonkeyPatch) -> None:
+    original = worker.Worker.__init__
+
+    def init(self: worker.Worker, open_model: Any, longest_queue: int, feed: Any) -> None:
+        original(self, open_model, longest_queue - 1, feed)
+
+    patch.setattr(worker.Worker, "__init__", init)
+
+
 def a_client_that_leaves_is_served_to_the_end(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(sse.Worker, "cancel", lambda worker, job: None)
 
@@ -89,6 +98,7 @@ MUTANTS = {
     what_is_not_supported_is_ignored: "ENG-091",
     a_field_without_its_name: "ENG-091",
     last_come_first_served: "ENG-092",
+    the_one_that_is_answered_waits_too: "ENG-092",
     a_client_that_leaves_is_served_to_the_end: "ENG-092",
     every_name_is_ours: "ENG-093",
     a_key_that_begins_right: "ENG-093",
