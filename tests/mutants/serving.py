@@ -87,7 +87,19 @@ def chances_after_temperature(patch: pytest.MonkeyPatch) -> None:
 
 def tokens_of_a_stop_string_told(patch: pytest.MonkeyPatch) -> None:
     def push(held: Held, event: Any) -> Any:
-        return [event.chances] if getattr(event, "chances", None) else []
+        return [(0, event.chances)] if getattr(event, "chances", None) else []
+
+    patch.setattr(Held, "push", push)
+
+
+def tokens_told_with_any_text_that_comes_out(patch: pytest.MonkeyPatch) -> None:
+    original = Held.push
+
+    def push(held: Held, event: Any) -> Any:
+        released = original(held, event)
+        if getattr(event, "text", ""):
+            released, held._held = released + held._held, []
+        return released
 
     patch.setattr(Held, "push", push)
 
@@ -104,4 +116,5 @@ MUTANTS = {
     a_key_that_begins_right: "ENG-093",
     chances_after_temperature: "ENG-094",
     tokens_of_a_stop_string_told: "ENG-094",
+    tokens_told_with_any_text_that_comes_out: "ENG-094",
 }

@@ -9,7 +9,6 @@ from edge0_ref.app.serve.chat_answer import ChatAnswer
 from edge0_ref.app.serve.completion_answer import CompletionAnswer, Echo
 from edge0_ref.app.serve.conversation import read_conversation
 from edge0_ref.app.serve.requests import ChatBody, CompletionBody
-from edge0_ref.app.serve.token_texts import TokenTexts
 from edge0_ref.app.serve.work import Text
 from edge0_ref.engine.prefixes import turn_of
 from edge0_ref.engine.session import Asked, check_ids
@@ -91,7 +90,8 @@ def plan_chat(body: ChatBody, served: Served) -> Plan:
         served.identity("chatcmpl"),
         conversation.parts(),
         conversation.opening,
-        TokenTexts(served.tokenizer) if body.logprobs else None,
+        served.tokenizer,
+        body.logprobs,
         body.streams_usage,
     )
     return Plan((text,), answer)

@@ -114,3 +114,31 @@ def test_no_stop_string_gets_out(parrot: Server, script, stop) -> None:
     assert parts[-1]["finish_reason"] == "stop"
     for part in parts:
         assert bool(part["text"]) or not (part["logprobs"] and part["logprobs"]["tokens"]) or first is None
+
+
+@pytest.mark.spec("ENG-094")
+@pytest.mark.parametrize(
+    ("stop", "tokens"),
+    [(["--x"], ["-", "-"]), (["--y"], ["-", "-", "-", "-", "x", ".", "-"]), (["x"], ["-"] * 4)],
+)
+@pytest.mark.parametrize("echo", ["", "⟦----x.-⟧"])
+def test_a_token_that_was_held_back_is_told_where_it_stands(parrot: Server, stop, tokens, echo) -> None:
+    """What came out after it, or together with it, changes nothing; and nothing is told of what did not come out."""
+    (choice,) = parrot.complete("----x.-", stop=stop, logprobs=0, echo=bool(echo)).json()["choices"]
+    told_chances = choice["logprobs"]
+    assert choice["text"] == echo + "".join(tokens)
+    assert told_chances["tokens"][-len(tokens) :] == tokens
+    assert told_chances["text_offset"][-len(tokens) :] == [len(echo) + at for at in range(len(tokens))]
+
+
+@pytest.mark.spec("ENG-094")
+@settings(max_examples=40)
+@given(script=SCRIPTS, stop=STOPS)
+def test_every_token_that_is_told_is_in_the_text_where_it_is_said_to_be(parrot: Server, script, stop) -> None:
+    """Of a token that a stop string cut, the beginning."""
+    body = {"prompt": told("".join(script)), "max_tokens": 200, "stop": stop, "logprobs": 0}
+    (choice,) = parrot.post("/v1/completions", body).json()["choices"]
+    text, chances = choice["text"], choice["logprobs"]
+    for token, at in zip(chances["tokens"], chances["text_offset"], strict=True):
+        assert at < len(text)
+        assert token.startswith(("bytes:", text[at : at + len(token)]))
