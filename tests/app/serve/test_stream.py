@@ -142,3 +142,11 @@ def test_every_token_that_is_told_is_in_the_text_where_it_is_said_to_be(parrot: 
     for token, at in zip(chances["tokens"], chances["text_offset"], strict=True):
         assert at < len(text)
         assert token.startswith(("bytes:", text[at : at + len(token)]))
+
+
+@pytest.mark.spec("ENG-090")
+def test_an_event_is_one_line_however_a_client_tells_lines(parrot: Server) -> None:
+    """Text is read here in lines as Unicode has them."""
+    text = "one\u2028two\u2029three\x85four\vfive\x1esix é"
+    *chunks, done = stream(parrot, "/v1/completions", {"prompt": told(text), "max_tokens": 200})
+    assert ("".join(chunk["choices"][0]["text"] for chunk in chunks), done) == (text, "[DONE]")
