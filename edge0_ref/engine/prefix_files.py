@@ -128,9 +128,14 @@ class PrefixFiles:
         if not whole or not np.array_equal(tensors.pop(IDS), ids):
             self._drop(path)
             raise ReadError(f"{path}: a kept prefix whose bytes are not those that were written, dropped")
+        self.touch(path)
+        return tensors
+
+    def touch(self, path: Path) -> bool:
+        """It is used now. Returns whether it is still there: the budget may have been spent on others."""
         with suppress(OSError):  # a folder that can only be read has no order to keep
             os.utime(path)
-        return tensors
+        return path.exists()
 
     def _drop(self, path: Path) -> None:
         try:

@@ -172,7 +172,7 @@ class Prefixes:
     def _evict(self, kept: Kept) -> None:
         """To the disk, unless a longer one goes on from it: an older turn of a conversation is not needed again."""
         del self._kept[kept.ids.tobytes()]
-        path = kept.path
+        path = kept.path if kept.path and self._files and self._files.touch(kept.path) else None
         if path is None and not any(o.goes_on_from(kept) for o in self._kept.values()):
             path = self._to_disk(kept)
         if path is not None:
