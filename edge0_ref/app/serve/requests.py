@@ -49,9 +49,9 @@ class Frozen(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def without_null(cls, fields: Any) -> Any:
-        return (
-            {name: value for name, value in fields.items() if value is not None} if isinstance(fields, dict) else fields
-        )
+        if not isinstance(fields, dict):
+            return fields
+        return {name: value for name, value in fields.items() if value is not None}
 
 
 class TextPart(Frozen):

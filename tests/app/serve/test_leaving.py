@@ -71,7 +71,7 @@ def test_an_address_others_can_reach_wants_a_key() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [("--context", 1), ("--context", 10**6), ("--memory", "1MiB"), ("/no/such/folder",)]
+    "options", [("--context", 1), ("--context", 10**6), ("--memory", "1MiB"), ("--grace", "inf"), ("/no/such/folder",)]
 )
 def test_a_model_that_cannot_work_is_refused_before_anything_is_served(options) -> None:
     assert "serving" not in refused("serve", "--port", 0, *options)
