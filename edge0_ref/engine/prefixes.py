@@ -182,7 +182,13 @@ class Prefixes:
         if self._files is None or not isinstance(self._decoder, PortableSnapshots):
             return None
         assert kept.logits is not None
-        return self._files.write(kept.ids, {**self._decoder.arrays_of(kept.state), "logits": kept.logits})
+        path = self._files.write(kept.ids, {**self._decoder.arrays_of(kept.state), "logits": kept.logits})
+        self._kept = {  # without those whose files had to go for this one
+            key: other
+            for key, other in self._kept.items()
+            if other.state is not None or (other.path and other.path.exists())
+        }
+        return path
 
     def _from_disk(self, kept: Kept) -> Kept | None:
         """The same in memory; None, and forgotten, if the file is gone or damaged."""

@@ -249,6 +249,16 @@ def test_what_is_used_again_and_again_outlives_on_the_disk_what_is_used_once(fol
 
 
 @pytest.mark.spec("ENG-082")
+def test_what_has_left_the_disk_too_takes_no_memory(folder, adapters, tmp_path) -> None:
+    budget = PrefixBudget(2 * STATE, 3 * STATE, tmp_path)
+    with opened(folder, adapters, reuse=budget) as model:
+        for first in range(20):
+            told(model, [first, first], tokens=1)
+        on_the_disk = {kept.path for kept in model.prefixes._kept.values() if kept.state is None}
+        assert on_the_disk <= {*tmp_path.iterdir()}
+
+
+@pytest.mark.spec("ENG-082")
 def test_a_folder_that_cannot_be_written_ends_writing_and_no_text(folder, adapters, cold, tmp_path) -> None:
     (tmp_path / "kept").write_text("in the way")
     notes = []
