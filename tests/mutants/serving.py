@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge0_ref.app.serve import chat_answer, guards, requests, sse, worker
+from edge0_ref.app.serve import chat_answer, guards, parts, requests, sse, worker
 from edge0_ref.app.serve.log_probs import Held
 from edge0_ref.engine import chances
 from tests.mutants.replacing import replace_everywhere
@@ -32,6 +32,15 @@ def a_call_cut_off_is_a_call(patch: pytest.MonkeyPatch) -> None:
         return original(answer, delta, entries, "tool_calls" if finish_reason and answer._calls else finish_reason)
 
     patch.setattr(chat_answer.ChatAnswer, "_chunk", chunk)
+
+
+def one_call_is_as_good_as_two(patch: pytest.MonkeyPatch) -> None:
+    original = parts.Parts.__init__
+
+    def initialize(self: parts.Parts, thinking: bool = False, schemas: Any = None, one_call: bool = False) -> None:
+        original(self, thinking, schemas)
+
+    patch.setattr(parts.Parts, "__init__", initialize)
 
 
 def what_is_not_supported_is_ignored(patch: pytest.MonkeyPatch) -> None:
@@ -107,6 +116,7 @@ def tokens_told_with_any_text_that_comes_out(patch: pytest.MonkeyPatch) -> None:
 MUTANTS = {
     a_whole_message_is_tidied: "ENG-090",
     a_call_cut_off_is_a_call: "ENG-090",
+    one_call_is_as_good_as_two: "ENG-090",
     what_is_not_supported_is_ignored: "ENG-091",
     a_field_without_its_name: "ENG-091",
     last_come_first_served: "ENG-092",

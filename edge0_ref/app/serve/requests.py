@@ -200,6 +200,7 @@ class ChatBody(Body):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
     tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] = []
     tool_choice: Literal["none", "auto", "required"] | NamedTool = "auto"
+    parallel_tool_calls: bool = True
     chat_template_kwargs: dict[str, Any] = {}
 
     @property

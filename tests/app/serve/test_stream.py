@@ -51,14 +51,18 @@ def joined_message(chunks: list[Any]) -> dict[str, Any]:
     thinking=st.booleans(),
     tools=st.booleans(),
     logprobs=st.booleans(),
+    parallel=st.booleans(),
 )
-def test_a_streamed_message_is_the_whole_message(parrot: Server, script, stop, most, thinking, tools, logprobs) -> None:
+def test_a_streamed_message_is_the_whole_message(
+    parrot: Server, script, stop, most, thinking, tools, logprobs, parallel
+) -> None:
     body = {
         "messages": [{"role": "user", "content": told("".join(script))}],
         "max_tokens": most,
         "stop": stop,
         "chat_template_kwargs": {"enable_thinking": thinking},
         "logprobs": logprobs,
+        "parallel_tool_calls": parallel,
         "stream_options": {"include_usage": True},
     } | ({"tools": TOOLS} if tools else {})
     whole = sampled(parrot.post("/v1/chat/completions", body).json())
