@@ -15,9 +15,9 @@ MEDIA_TYPE = "text/plain; version=0.0.4"
 Sample = tuple[Mapping[str, object], float | int]
 
 TOTALS = {
-    "texts_finished": "Texts that came to their end.",
+    "texts_finished": "Texts that came to their end; only their tokens are counted.",
     "texts_failed": "Texts that an error ended.",
-    "texts_abandoned": "Texts whose client left.",
+    "texts_abandoned": "Texts begun and not ended: their client left, or their time was over.",
     "prompt_tokens": "Tokens of prompts, reused ones included.",
     "cached_tokens": "Tokens of prompts that were not computed again.",
     "completion_tokens": "Tokens generated.",

@@ -44,7 +44,7 @@ class Worker:
     """Runs jobs one after the other, on a model that it opens and closes itself.
 
     open_model: called in the thread, with an observer that ends a text nobody waits for any more, within one layer;
-    longest_queue: jobs that may wait beside the one that runs; feed: shown every layer, and told after each token.
+    longest_queue: jobs that may wait beside the one that runs; feed: shown every layer, told of texts and tokens.
     """
 
     def __init__(self, open_model: Callable[[Observe], Model], longest_queue: int, feed: LiveFeed) -> None:
@@ -168,6 +168,7 @@ class Worker:
 
     def _run_text(self, model: Model, job: Job, index: int, text: Text) -> Ended:
         self._check_gone()
+        self._feed.begin()
         generation = model.generate(
             text.prompt, max(text.max_tokens, 1), text.settings, text.stops, text.asked, text.turn
         )
