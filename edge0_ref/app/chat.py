@@ -106,6 +106,8 @@ class Chat:
             path.write_text(json.dumps({"messages": self.messages}, ensure_ascii=False, indent=1) + "\n", "utf-8")
         except OSError as error:
             raise UsageError(f"{path}: {error.strerror or error}") from None
+        except ValueError as error:  # a name that no file can have: with NUL, or bytes that are no text
+            raise UsageError(f"{path}: {error}") from None
 
 
 def prompt_of(tokenizer: Tokenizer, messages: list[Message], plain: bool) -> tuple[list[int], int]:

@@ -46,7 +46,9 @@ def serve(
     deadline: Annotated[
         float | None, typer.Option(min=0, help="Seconds from request to the end of its answer.")
     ] = None,
-    grace: Annotated[float, typer.Option(min=0, help="Seconds a running answer has left at the end.")] = 10.0,
+    grace: Annotated[
+        float, typer.Option(min=0, max=86400, help="Seconds a running answer has left at the end.")
+    ] = 10.0,
     max_body: Annotated[str, typer.Option(help="Longest body of a request.")] = "4MiB",
     body_seconds: Annotated[float, typer.Option(help="Seconds for a body to arrive.", hidden=True)] = 30.0,
     comment_seconds: Annotated[float, typer.Option(help="Silence in a stream.", hidden=True)] = 10.0,

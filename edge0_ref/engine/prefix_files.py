@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from edge0_ref.safetensors_header import read_header
 FORMAT = "edge0 prefix, 1"
 SUFFIX = ".prefix.safetensors"
 IDS = "token_ids"
+LONGEST_WRITE_SECONDS = 3600  # a file that is still being written then was left by a process that was ended
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,10 @@ class PrefixFiles:
         return path
 
     def _spend(self, newest: Path) -> None:
+        for path in self.folder.glob("*.prefix.*"):
+            with suppress(OSError):  # another process has just dropped it
+                if path.suffix != ".safetensors" and time.time() - path.stat().st_mtime > LONGEST_WRITE_SECONDS:
+                    self._drop(path)
         left = self.budget
         for file in sorted(list_files(self.folder), key=lambda file: (file.path != newest, -file.used)):
             left -= file.nbytes
@@ -128,9 +134,14 @@ class PrefixFiles:
         if not whole or not np.array_equal(tensors.pop(IDS), ids):
             self._drop(path)
             raise ReadError(f"{path}: a kept prefix whose bytes are not those that were written, dropped")
+        self.touch(path)
+        return tensors
+
+    def touch(self, path: Path) -> bool:
+        """It is used now. Returns whether it is still there: the budget may have been spent on others."""
         with suppress(OSError):  # a folder that can only be read has no order to keep
             os.utime(path)
-        return tensors
+        return path.exists()
 
     def _drop(self, path: Path) -> None:
         try:

@@ -172,7 +172,7 @@ class Prefixes:
     def _evict(self, kept: Kept) -> None:
         """To the disk, unless a longer one goes on from it: an older turn of a conversation is not needed again."""
         del self._kept[kept.ids.tobytes()]
-        path = kept.path
+        path = kept.path if kept.path and self._files and self._files.touch(kept.path) else None
         if path is None and not any(o.goes_on_from(kept) for o in self._kept.values()):
             path = self._to_disk(kept)
         if path is not None:
@@ -182,7 +182,13 @@ class Prefixes:
         if self._files is None or not isinstance(self._decoder, PortableSnapshots):
             return None
         assert kept.logits is not None
-        return self._files.write(kept.ids, {**self._decoder.arrays_of(kept.state), "logits": kept.logits})
+        path = self._files.write(kept.ids, {**self._decoder.arrays_of(kept.state), "logits": kept.logits})
+        self._kept = {  # without those whose files had to go for this one
+            key: other
+            for key, other in self._kept.items()
+            if other.state is not None or (other.path and other.path.exists())
+        }
+        return path
 
     def _from_disk(self, kept: Kept) -> Kept | None:
         """The same in memory; None, and forgotten, if the file is gone or damaged."""

@@ -42,7 +42,7 @@ class SamplingSettings:
 
     def __post_init__(self) -> None:
         for name, value, allowed, wanted in (
-            ("temperature", self.temperature, self.temperature >= 0, "0 (greedy) or more"),
+            ("temperature", self.temperature, 0 <= self.temperature < math.inf, "0 (greedy) or more"),
             ("top_k", self.top_k, self.top_k >= 0, "0 (off) or more"),
             ("top_p", self.top_p, 0 < self.top_p <= 1, "more than 0, at most 1 (off)"),
             ("min_p", self.min_p, 0 <= self.min_p <= 1, "0 (off) to 1"),
@@ -56,7 +56,7 @@ class SamplingSettings:
             ("frequency_penalty", self.frequency_penalty, abs(self.frequency_penalty) <= 100, "-100 to 100"),
             ("seed", self.seed or 0, 0 <= (self.seed or 0) < 2**64, "0 to 2**64 - 1"),
         ):
-            if not (allowed and math.isfinite(value)):
+            if not allowed:
                 raise UsageError(f"{name} is {value}, wanted {wanted}")
 
 

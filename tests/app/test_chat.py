@@ -70,6 +70,7 @@ def test_commands_begin_anew_and_take_back(capsys, monkeypatch, home, tmp_path) 
         ("/save", "/save"),
         ("/save /no/such/folder/x", "/no/such/folder/x"),
         ("/save ~nobody of this name/x", "~nobody of this name/x"),
+        ("/save of\0no file", "embedded null"),
         ("And God said " * 40, "room for 64"),
     ],
 )

@@ -84,3 +84,14 @@ def test_the_least_recently_used_leaves_the_disk_and_the_newest_never(tmp_path) 
     files.budget = sum(path.stat().st_size for path in paths)
     paths.append(files.write(ids[3], {"a": np.zeros(3)}))
     assert {path for path in paths if path.exists()} == {paths[0], paths[2], paths[3]}
+
+
+@pytest.mark.spec("ENG-082")
+def test_what_an_interrupted_write_left_does_not_stay(tmp_path) -> None:
+    """But what another process is writing now does."""
+    left, now = tmp_path / "a.prefix.17", tmp_path / "b.prefix.18"
+    for path in (left, now):
+        path.write_bytes(b"half of a state")
+    os.utime(left, (0, 0))
+    PrefixFiles(tmp_path, 2**20, OURS, pytest.fail).write(np.array([5, 6], np.int32), {"a": np.zeros(3)})
+    assert (left.exists(), now.exists()) == (False, True)

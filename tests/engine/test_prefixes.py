@@ -235,6 +235,30 @@ def test_the_least_recently_used_leaves_memory_first_and_then_the_disk(folder, a
 
 
 @pytest.mark.spec("ENG-082")
+def test_what_is_used_again_and_again_outlives_on_the_disk_what_is_used_once(folder, adapters, tmp_path) -> None:
+    """Also if it was read from the disk once, at the beginning, and used in memory from then on."""
+    budget = PrefixBudget(3 * STATE, 3 * STATE, tmp_path)
+    with opened(folder, adapters, reuse=budget) as model:
+        told(model, [5, 6], tokens=1)
+    with opened(folder, adapters, reuse=budget) as model:
+        for once in range(10, 20):
+            told(model, [once, once], tokens=1)
+            assert told(model, [5, 6], tokens=1)[1] == 2
+    with opened(folder, adapters, reuse=budget) as model:
+        assert told(model, [5, 6], tokens=1)[1] == 2
+
+
+@pytest.mark.spec("ENG-082")
+def test_what_has_left_the_disk_too_takes_no_memory(folder, adapters, tmp_path) -> None:
+    budget = PrefixBudget(2 * STATE, 3 * STATE, tmp_path)
+    with opened(folder, adapters, reuse=budget) as model:
+        for first in range(20):
+            told(model, [first, first], tokens=1)
+        on_the_disk = {kept.path for kept in model.prefixes._kept.values() if kept.state is None}
+        assert on_the_disk <= {*tmp_path.iterdir()}
+
+
+@pytest.mark.spec("ENG-082")
 def test_a_folder_that_cannot_be_written_ends_writing_and_no_text(folder, adapters, cold, tmp_path) -> None:
     (tmp_path / "kept").write_text("in the way")
     notes = []

@@ -100,6 +100,12 @@ def test_a_setting_outside_its_range_is_refused_by_name(name, value) -> None:
         replace(SamplingSettings(), **{name: value})
 
 
+@pytest.mark.spec("ENG-010")
+def test_a_top_k_that_no_float_can_hold_keeps_every_token() -> None:
+    scores = np.array([1.0, 3.0, 2.0])
+    assert rank(scores, SamplingSettings(top_k=10**400).top_k).tolist() == [1, 2, 0]
+
+
 @pytest.mark.spec("ENG-011")
 @given(SEEDS)
 def test_draws_are_those_of_philox(seed) -> None:

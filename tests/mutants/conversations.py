@@ -39,10 +39,15 @@ def layers_kept_for_nobody(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LiveFeed, "observe", observe)
 
 
+def what_a_text_left_behind_told_of_the_next(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LiveFeed, "begin", lambda feed: None)
+
+
 MUTANTS = {
     answers_forgotten: "ENG-083",
     ctrl_c_ends_the_program: "ENG-083",
     clearing_removes_nothing: "ENG-084",
     every_read_drawn_as_read_ahead: "ENG-085",
     layers_kept_for_nobody: "ENG-085",
+    what_a_text_left_behind_told_of_the_next: "ENG-085",
 }

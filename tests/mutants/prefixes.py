@@ -50,6 +50,10 @@ def the_disk_overspent(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PrefixFiles, "_spend", lambda files, newest: None)
 
 
+def uses_in_memory_unknown_to_the_disk(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(PrefixFiles, "touch", lambda files, path: True)
+
+
 MUTANTS = {
     answers_kept_as_if_they_were_prompts: "ENG-080",
     the_last_token_uncompared: "ENG-080",
@@ -58,4 +62,5 @@ MUTANTS = {
     nothing_leaves_memory: "ENG-082",
     room_is_made_afterwards: "ENG-082",
     the_disk_overspent: "ENG-082",
+    uses_in_memory_unknown_to_the_disk: "ENG-082",
 }

@@ -29,13 +29,13 @@ class ApiError(Exception):
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
-def too_long(prompt_tokens: int, max_tokens: int | None, context: int, prompt_field: str) -> ApiError:
+def too_long(prompt_tokens: int, max_tokens: int | None, context: int, field: str) -> ApiError:
     """A prompt, or a prompt with the text asked for, that the context has no room for."""
     asked = f"{prompt_tokens} tokens of prompt" + ("" if max_tokens is None else f" and {max_tokens} of text")
     return ApiError(
         400,
         f"this server's context is {context} tokens; asked for: {asked}",
-        prompt_field if max_tokens is None else "max_tokens",
+        field,
         "context_length_exceeded",
     )
 

@@ -11,16 +11,16 @@ from typing import TypeVar
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp
 
 from edge0_ref.app.serve.api_error import ApiError, unexpected
 from edge0_ref.app.serve.broadcast import Broadcast
 from edge0_ref.app.serve.guards import Access, Guards
-from edge0_ref.app.serve.metrics import MEDIA_TYPE, metrics_text
+from edge0_ref.app.serve.metrics import MEDIA_TYPE, CountedResponses, metrics_text
 from edge0_ref.app.serve.openapi import description
 from edge0_ref.app.serve.plans import Plan, Served, plan_chat, plan_completion
 from edge0_ref.app.serve.requests import Body, ChatBody, CompletionBody, read_body
@@ -53,7 +53,7 @@ class Service:
     started: int = field(default_factory=lambda: int(time.time()))
 
 
-def make_application(service: Service) -> Starlette:
+def make_application(service: Service) -> ASGIApp:
     """The ASGI application; the worker is running already, and is closed by whoever started it."""
     endpoints = Endpoints(service)
     routes: list[BaseRoute] = [
@@ -68,16 +68,15 @@ def make_application(service: Service) -> Starlette:
     ]
     page = [page_route(path) for path in sorted(PAGE.glob("*.*"))]
     open_paths = {"/healthz", *(route.path for route in page)}
-    middleware = [Middleware(Guards, access=service.access, open_paths=open_paths)]
-    if service.access.origins:
-        origins = list(service.access.origins)
-        cors = Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
-        middleware.insert(0, cors)
-    return Starlette(
+    application: ASGIApp = Starlette(
         routes=[*routes, *page],
-        middleware=middleware,
         exception_handlers={ApiError: endpoints.refusal, HTTPException: endpoints.refusal, Exception: endpoints.bug},
     )
+    application = Guards(application, service.access, open_paths)
+    if service.access.origins:
+        origins = list(service.access.origins)
+        application = CORSMiddleware(application, origins, allow_methods=["*"], allow_headers=["*"])
+    return CountedResponses(application, service.responses)
 
 
 def page_route(path: Path) -> Route:
@@ -109,10 +108,8 @@ class Endpoints:
         plan = await run_in_threadpool(make_plan, body, service.served)
         job = service.worker.submit(plan.texts)
         if body.stream:
-            response: Response = EventStream(service.worker, job, plan.answer, service.patience)
-        else:
-            response = await whole_answer(request, service.worker, job, plan.answer, service.patience)
-        return self._counted(request, response)
+            return EventStream(service.worker, job, plan.answer, service.patience)
+        return await whole_answer(request, service.worker, job, plan.answer, service.patience)
 
     async def models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self._model(self._service.served.names[0])]})
@@ -162,19 +159,11 @@ class Endpoints:
                 error.status_code, f"{request.url.path}: {error.detail}", headers=dict(error.headers or {})
             )
         assert isinstance(error, ApiError)
-        return self._counted(request, JSONResponse(error.body, error.status, error.headers))
+        return JSONResponse(error.body, error.status, error.headers)
 
     async def bug(self, request: Request, error: Exception) -> Response:
         """Any other; it goes on to the server's log."""
-        failure = unexpected(error)
-        return self._counted(request, JSONResponse(failure.body, 500))
-
-    def _counted(self, request: Request, response: Response) -> Response:
-        """Only of paths that exist: a client cannot make up labels."""
-        route = request.scope.get("route")
-        path = route.path if isinstance(route, Route) else "other"
-        self._service.responses[path, response.status_code] += 1
-        return response
+        return JSONResponse(unexpected(error).body, 500)
 
 
 async def read_all(request: Request, limits: Limits) -> bytes:

@@ -10,6 +10,7 @@ from edge0_ref.app.serve.parts import Part, Parts, Said, Thought
 from edge0_ref.app.serve.token_texts import TokenTexts
 from edge0_ref.app.serve.tool_calls import Call
 from edge0_ref.app.serve.work import Ended, PromptRead, TokenMade
+from edge0_ref.tokens import Tokenizer
 
 STREAMED = "chat.completion.chunk"
 
@@ -24,12 +25,14 @@ class ChatAnswer:
         identity: Identity,
         parts: Parts,
         opening: str,
-        token_texts: TokenTexts | None,
+        tokenizer: Tokenizer,
+        log_probs: bool,
         include_usage: bool,
     ) -> None:
         self._identity, self._parts, self._opening = identity, parts, opening
-        self._token_texts, self._include_usage = token_texts, include_usage
-        self._held, self._calls = Held(), 0
+        self._token_texts = TokenTexts(tokenizer) if log_probs else None
+        self._include_usage = include_usage
+        self._held, self._calls = Held(tokenizer), 0
         self._ended: list[Ended] = []
 
     def chunks(self, event: PromptRead | TokenMade | Ended) -> list[Chunk]:
@@ -51,7 +54,7 @@ class ChatAnswer:
     def _entries(self, event: TokenMade | Ended) -> list[dict[str, Any]]:
         if self._token_texts is None:
             return []
-        return [chat_entry(chances, self._token_texts) for chances in self._held.push(event)]
+        return [chat_entry(chances, self._token_texts) for _, chances in self._held.push(event)]
 
     def _deltas(self, parts: list[Part], entries: list[dict[str, Any]] | None = None) -> list[Chunk]:
         """A chunk for each part; log probabilities come with the first."""

@@ -38,14 +38,14 @@ class CompletionAnswer:
         self._identity, self._echoes, self._tokenizer = identity, echoes, tokenizer
         self._token_texts = TokenTexts(tokenizer) if log_probs else None
         self._include_usage = include_usage
-        self._held, self._given = Held(), 0  # of the text that comes now: chances, characters
+        self._held, self._before = Held(tokenizer), 0  # of the text that comes now: chances, characters of its echo
         self._ended: list[Ended] = []
 
     def chunks(self, event: PromptRead | TokenMade | Ended) -> list[Chunk]:
         """What this event adds."""
         match event:
             case PromptRead():
-                self._held, self._given = Held(), 0
+                self._held, self._before = Held(self._tokenizer), 0
                 found = [self._echo(event)] if self._echoes else []
             case TokenMade():
                 found = self._piece(event.index, event.text, self._held.push(event))
@@ -58,7 +58,7 @@ class CompletionAnswer:
 
     def _echo(self, event: PromptRead) -> Chunk:
         echo = self._echoes[event.index]
-        self._given = len(echo.text)
+        self._before = len(echo.text)
         if self._token_texts is None:
             return self._chunk(event.index, echo.text, None)
         known: list[Chances | None] = [None, *event.chances]
@@ -68,13 +68,16 @@ class CompletionAnswer:
             offset += len(stream.push(token))
         return self._chunk(event.index, echo.text, joined(entries))
 
-    def _piece(self, index: int, text: str, released: list[Chances]) -> list[Chunk]:
+    def _piece(self, index: int, text: str, released: list[tuple[int, Chances]]) -> list[Chunk]:
         """A chunk, if there is anything in it."""
         entries = None
         if self._token_texts is not None:
-            texts = self._token_texts
-            entries = joined([completion_entry(held.token_id, held, self._given, texts) for held in released])
-        self._given += len(text)
+            entries = joined(
+                [
+                    completion_entry(chances.token_id, chances, self._before + at, self._token_texts)
+                    for at, chances in released
+                ]
+            )
         return [self._chunk(index, text, entries)] if text or released else []
 
     def _chunk(

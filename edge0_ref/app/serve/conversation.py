@@ -36,9 +36,10 @@ class Conversation:
     thinking: bool
     opening: str
     schemas: tool_calls.Schemas | None
+    one_call: bool
 
     def parts(self) -> Parts:
-        return Parts(self.thinking, self.schemas)
+        return Parts(self.thinking, self.schemas, self.one_call)
 
 
 def read_conversation(body: ChatBody, tokenizer: Tokenizer) -> Conversation:
@@ -54,7 +55,7 @@ def read_conversation(body: ChatBody, tokenizer: Tokenizer) -> Conversation:
         prompt += (f"\n{END_OF_THOUGHT}\n\n" if thinking else "") + opening
         thinking = False
     schemas = {tool.function.name: tool.function.parameters for tool in body.tools} if tools else None
-    return Conversation(prompt, asked, thinking, opening, schemas)
+    return Conversation(prompt, asked, thinking, opening, schemas, not body.parallel_tool_calls)
 
 
 def render(

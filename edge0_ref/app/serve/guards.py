@@ -49,7 +49,8 @@ class Access:
             )
         if self.key is not None and not open_to_all:
             kind, _, given = headers.get("authorization", "").partition(" ")
-            right = hmac.compare_digest(given.strip().encode(), self.key.encode())
+            sent = given.encode("latin-1").strip()  # the bytes: headers are decoded so
+            right = hmac.compare_digest(sent, self.key.encode("utf-8", "surrogateescape"))
             if kind.lower() != "bearer" or not right:
                 headers_back = {"WWW-Authenticate": "Bearer"}
                 raise ApiError(401, "this server wants its API key", None, "invalid_api_key", headers_back)

@@ -52,7 +52,7 @@ class SlotPicture:
 
 
 class LiveFeed:
-    """[ENG-085] `observe` sees layers, `watch` is told after each token; both in the generation thread."""
+    """[ENG-085] `begin` is told of texts, `observe` sees layers, `watch` is told after each token; in one thread."""
 
     def __init__(self, live: Broadcast) -> None:
         self._live = live
@@ -70,6 +70,10 @@ class LiveFeed:
         self._before = self._at_layer = Counters()
         self._prompt_tokens = 0  # of the prompt that is being read
         self._watching = False
+
+    def begin(self) -> None:
+        """A text begins: nothing of the one before, which may have been left in its midst, is told of it."""
+        self._before, self._prompt_tokens, self._layers = self._counters(), 0, []
 
     def observe(self, point: str, layer: int, value: Any) -> None:
         """An `Observe`."""

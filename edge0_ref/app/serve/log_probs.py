@@ -8,23 +8,29 @@ from typing import Any
 from edge0_ref.app.serve.token_texts import TokenTexts
 from edge0_ref.app.serve.work import Ended, TokenMade
 from edge0_ref.engine.chances import Chances
+from edge0_ref.tokens import Tokenizer
 
 LOWEST = -9999.0  # JSON has no infinity
 
 
 class Held:
-    """Chances of tokens whose text has not come out yet."""
+    """Chances of tokens whose text has not come out yet, each with the character of the text that it begins at."""
 
-    def __init__(self) -> None:
-        self._held: list[Chances] = []
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._stream = tokenizer.stream()
+        self._held: list[tuple[int, Chances]] = []
+        self._made = self._out = 0  # characters of all tokens, and of those that came out
 
-    def push(self, event: TokenMade | Ended) -> list[Chances]:
-        """The chances that come out with this piece of text, or with the end of it."""
-        if isinstance(event, TokenMade) and event.chances is not None:
-            self._held.append(event.chances)
-        if event.cut if isinstance(event, Ended) else not event.text:
-            return []
-        released, self._held = self._held, []
+    def push(self, event: TokenMade | Ended) -> list[tuple[int, Chances]]:
+        """What comes out with this piece of text, or with the end of it: tokens of which at least a part is out."""
+        if isinstance(event, Ended):
+            return [] if event.cut else self._held
+        if event.chances is not None:
+            self._held.append((self._made, event.chances))
+            self._made += len(self._stream.push(event.chances.token_id))
+        self._out += len(event.text)
+        released = [held for held in self._held if held[0] < self._out]
+        self._held = self._held[len(released) :]
         return released
 
 

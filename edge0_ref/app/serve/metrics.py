@@ -1,7 +1,11 @@
 """`/metrics`, in Prometheus' text format."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
+
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edge0_ref.app.serve.worker import Worker
 from edge0_ref.contract import Counters
@@ -11,9 +15,9 @@ MEDIA_TYPE = "text/plain; version=0.0.4"
 Sample = tuple[Mapping[str, object], float | int]
 
 TOTALS = {
-    "texts_finished": "Texts that came to their end.",
+    "texts_finished": "Texts that came to their end; only their tokens are counted.",
     "texts_failed": "Texts that an error ended.",
-    "texts_abandoned": "Texts whose client left.",
+    "texts_abandoned": "Texts begun and not ended: their client left, or their time was over.",
     "prompt_tokens": "Tokens of prompts, reused ones included.",
     "cached_tokens": "Tokens of prompts that were not computed again.",
     "completion_tokens": "Tokens generated.",
@@ -29,6 +33,22 @@ STREAMING = {
 }
 
 
+class CountedResponses:
+    """The whole application, and every response that it begins, those of the guards included."""
+
+    def __init__(self, app: ASGIApp, responses: Counter[tuple[str, int]]) -> None:
+        self._app, self._responses = app, responses
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_counted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                route = scope.get("route")  # once there is one: a client cannot make up labels
+                self._responses[route.path if isinstance(route, Route) else "other", message["status"]] += 1
+            await send(message)
+
+        await self._app(scope, receive, send_counted)
+
+
 def metrics_text(worker: Worker, counters: Counters, responses: Mapping[tuple[str, int], int]) -> str:
     """All of them. responses: (path, status) -> how many."""
     counted, read = worker.totals, asdict(counters)
@@ -41,7 +61,7 @@ def metrics_text(worker: Worker, counters: Counters, responses: Mapping[tuple[st
         family(
             "edge0_responses_total",
             "counter",
-            "Responses by path and status.",
+            "Responses by path and status; other: refused before the path was read, or none of this server's.",
             [({"path": path, "status": status}, count) for (path, status), count in sorted(responses.items())],
         ),
     ]

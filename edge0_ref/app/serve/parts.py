@@ -34,13 +34,15 @@ Part = Thought | Said | Call
 class Parts:
     """Takes one text apart. thinking: it begins inside a thought; schemas: its tools, None if none are to be called.
 
+    one_call: what follows the first call is dropped.
+
     >>> parts = Parts(thinking=True)
     >>> [*parts.push("two and"), *parts.push(" two </th"), *parts.push("ink>\\n\\nFour.")]
     [Thought(text='two and'), Thought(text=' two'), Said(text='Four.')]
     """
 
-    def __init__(self, thinking: bool = False, schemas: Schemas | None = None) -> None:
-        self._schemas = schemas
+    def __init__(self, thinking: bool = False, schemas: Schemas | None = None, one_call: bool = False) -> None:
+        self._schemas, self._one_call = schemas, one_call
         self._held = self._space = ""  # space that stood before a call
         self._trim = thinking  # space that comes next is dropped
         self._read = self._thought if thinking else self._start
@@ -105,7 +107,11 @@ class Parts:
             self._trim = True
         else:
             yield Said(self._space + OPEN + inner + mark)
-        self._held, self._read = after, self._answer
+        self._held, self._read = after, self._nothing if call and self._one_call else self._answer
+
+    def _nothing(self, last: bool) -> Iterator[Part]:
+        self._held = ""
+        return iter(())
 
     def _trimmed(self, text: str) -> str:
         if self._trim:

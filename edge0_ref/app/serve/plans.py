@@ -8,8 +8,7 @@ from edge0_ref.app.serve.api_error import ApiError, too_long
 from edge0_ref.app.serve.chat_answer import ChatAnswer
 from edge0_ref.app.serve.completion_answer import CompletionAnswer, Echo
 from edge0_ref.app.serve.conversation import read_conversation
-from edge0_ref.app.serve.requests import ChatBody, CompletionBody
-from edge0_ref.app.serve.token_texts import TokenTexts
+from edge0_ref.app.serve.requests import ChatBody, CompletionBody, Most
 from edge0_ref.app.serve.work import Text
 from edge0_ref.engine.prefixes import turn_of
 from edge0_ref.engine.session import Asked, check_ids
@@ -57,14 +56,14 @@ class Served:
             raise ApiError(400, str(error), field) from None
         return ids
 
-    def room(self, prompt: Sequence[int], max_tokens: int | None, least: int, field: str) -> int:
+    def room(self, prompt: Sequence[int], most: Most, least: int, field: str) -> int:
         """How many tokens the text may have. Raises ApiError 400, with both numbers, if that is too few."""
-        if max_tokens is not None and max_tokens < least:
-            raise ApiError(400, f"max_tokens is {max_tokens}, wanted at least {least}", "max_tokens", "invalid_value")
+        if most.tokens is not None and most.tokens < least:
+            raise ApiError(400, f"{most.field} is {most.tokens}, wanted at least {least}", most.field, "invalid_value")
         left = self.context - len(prompt)
-        if left < (least if max_tokens is None else max_tokens):
-            raise too_long(len(prompt), max_tokens, self.context, field)
-        return left if max_tokens is None else max_tokens
+        if left < (least if most.tokens is None else most.tokens):
+            raise too_long(len(prompt), most.tokens, self.context, field if most.tokens is None else most.field)
+        return left if most.tokens is None else most.tokens
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,7 @@ def plan_chat(body: ChatBody, served: Served) -> Plan:
     ids = served.encode(conversation.prompt, special=False, field="messages")
     text = Text(
         tuple(ids),
-        served.room(ids, body.most_tokens, 1, "messages"),
+        served.room(ids, body.most, 1, "messages"),
         body.settings,
         body.stops,
         Asked(body.top_logprobs) if body.logprobs else None,
@@ -91,7 +90,8 @@ def plan_chat(body: ChatBody, served: Served) -> Plan:
         served.identity("chatcmpl"),
         conversation.parts(),
         conversation.opening,
-        TokenTexts(served.tokenizer) if body.logprobs else None,
+        served.tokenizer,
+        body.logprobs,
         body.streams_usage,
     )
     return Plan((text,), answer)
@@ -103,7 +103,7 @@ def plan_completion(body: CompletionBody, served: Served) -> Plan:
     texts, echoes = [], []
     for prompt in body.prompts:
         ids = served.encode(prompt, True, "prompt") if isinstance(prompt, str) else served.check_ids(prompt, "prompt")
-        most = served.room(ids, body.max_tokens, 0 if body.echo else 1, "prompt")
+        most = served.room(ids, body.most, 0 if body.echo else 1, "prompt")
         texts.append(Text(tuple(ids), most, body.settings, body.stops, asked))
         echoes.append(Echo(prompt if isinstance(prompt, str) else served.tokenizer.decode(ids), tuple(ids)))
     answer = CompletionAnswer(

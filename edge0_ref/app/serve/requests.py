@@ -6,9 +6,9 @@ field that would change the answer and is not supported is refused, rather than 
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NoReturn, TypeVar, cast
+from typing import Annotated, Any, Literal, NamedTuple, NoReturn, TypeVar, cast
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from edge0_ref.app.serve.api_error import ApiError
 from edge0_ref.engine.sampling import SamplingSettings
@@ -42,9 +42,16 @@ Stop = Annotated[str, Field(max_length=LONGEST_STOP), AfterValidator(some_text)]
 
 
 class Frozen(BaseModel):
-    """Types are never converted: "5" is no number, and true is none either."""
+    """Types are never converted: "5" is no number, and true is none either. A field that is null is absent."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
+
+    @model_validator(mode="before")
+    @classmethod
+    def without_null(cls, fields: Any) -> Any:
+        if not isinstance(fields, dict):
+            return fields
+        return {name: value for name, value in fields.items() if value is not None}
 
 
 class TextPart(Frozen):
@@ -133,6 +140,13 @@ class StreamOptions(Frozen):
     include_usage: bool = False
 
 
+class Most(NamedTuple):
+    """Tokens that a text may have, None: as many as there is room for; and the field that says it."""
+
+    field: str
+    tokens: int | None
+
+
 class Body(Frozen):
     """What both kinds of requests share. Ranges of sampling settings are those of `SamplingSettings`."""
 
@@ -165,6 +179,10 @@ class Body(Frozen):
         )
 
     @property
+    def most(self) -> Most:
+        return Most("max_tokens", self.max_tokens)
+
+    @property
     def stops(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
@@ -182,11 +200,13 @@ class ChatBody(Body):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
     tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] = []
     tool_choice: Literal["none", "auto", "required"] | NamedTool = "auto"
+    parallel_tool_calls: bool = True
     chat_template_kwargs: dict[str, Any] = {}
 
     @property
-    def most_tokens(self) -> int | None:
-        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+    def most(self) -> Most:
+        newer = self.max_completion_tokens
+        return super().most if newer is None else Most("max_completion_tokens", newer)
 
 
 TokenIds = Annotated[list[int], Field(min_length=1)]
@@ -218,7 +238,7 @@ def read_body(raw: bytes, kind: type[B]) -> B:
     """Raises ApiError 400 with the field's name."""
     fields = read_json(raw)
     for name, harmless in UNSUPPORTED.items():
-        if name in fields and fields[name] not in harmless:
+        if fields.get(name) is not None and fields[name] not in harmless:
             raise ApiError(400, f"{name} is not supported here", name, "unsupported_value")
     try:
         body = kind.model_validate(fields)
@@ -231,7 +251,7 @@ def read_body(raw: bytes, kind: type[B]) -> B:
 
 
 def read_json(raw: bytes) -> dict[str, Any]:
-    """The fields that are not null. Raises ApiError."""
+    """Raises ApiError."""
     try:
         fields = json.loads(raw, parse_constant=refuse_constant)
         json.dumps(fields, ensure_ascii=False).encode()  # half of a surrogate pair is no character
@@ -241,7 +261,7 @@ def read_json(raw: bytes) -> dict[str, Any]:
         raise ApiError(400, f"the body is not JSON: {error}") from None
     if not isinstance(fields, dict):
         raise ApiError(400, "the body is not a JSON object")
-    return {name: value for name, value in fields.items() if value is not None}
+    return fields
 
 
 def refuse_constant(name: str) -> NoReturn:

@@ -58,7 +58,9 @@ class QuietServer(uvicorn.Server):
                 signal.signal(number, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self.force_exit = self.should_exit
+        if self.should_exit:
+            self.force_exit = True
+            asyncio.get_running_loop().call_soon_threadsafe(self._service.worker.refuse_all, shutting_down())
         self.signal, self.should_exit = sig, True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -69,6 +71,8 @@ class QuietServer(uvicorn.Server):
         timer = asyncio.get_running_loop().call_later(self._grace, worker.refuse_all, error)
         await super().shutdown(sockets)
         timer.cancel()
+        if self.server_state.tasks:  # of answers that were refused just now, and tell it
+            await asyncio.wait(self.server_state.tasks, timeout=1)
 
 
 def run_serve(open_model: Callable[[Observe], Model], settings: ServeSettings, notify: Notify) -> int:

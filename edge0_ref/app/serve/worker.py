@@ -44,7 +44,7 @@ class Worker:
     """Runs jobs one after the other, on a model that it opens and closes itself.
 
     open_model: called in the thread, with an observer that ends a text nobody waits for any more, within one layer;
-    longest_queue: jobs that may wait; feed: shown every layer, and told after each token.
+    longest_queue: jobs that may wait beside the one that runs; feed: shown every layer, told of texts and tokens.
     """
 
     def __init__(self, open_model: Callable[[Observe], Model], longest_queue: int, feed: LiveFeed) -> None:
@@ -81,7 +81,7 @@ class Worker:
         with self._changed:
             if not self.alive:
                 raise shutting_down()
-            if len(self._waiting) >= self._longest_queue:
+            if len(self._waiting) + (self.running is not None) > self._longest_queue:
                 raise ApiError(
                     429,
                     f"{len(self._waiting)} requests wait already, which is all this server lets wait",
@@ -152,7 +152,10 @@ class Worker:
     def _run_job(self, model: Model, job: Job) -> None:
         try:
             for index, text in enumerate(job.texts):
-                self._run_text(model, job, index, text)
+                ended = self._run_text(model, job, index, text)
+                if index + 1 == len(job.texts):
+                    self.running = None  # before it is told: whoever has an answer may ask again
+                job.tell(ended)
         except GoneError:
             self.totals["texts_abandoned"] += 1
         except Exception as error:
@@ -160,10 +163,12 @@ class Worker:
             if failure.code == "internal_error":
                 traceback.print_exception(error, file=sys.stderr)
             self.totals["texts_failed"] += 1
+            self.running = None
             job.tell(Failed(failure))
 
-    def _run_text(self, model: Model, job: Job, index: int, text: Text) -> None:
+    def _run_text(self, model: Model, job: Job, index: int, text: Text) -> Ended:
         self._check_gone()
+        self._feed.begin()
         generation = model.generate(
             text.prompt, max(text.max_tokens, 1), text.settings, text.stops, text.asked, text.turn
         )
@@ -178,9 +183,9 @@ class Worker:
                 self._feed.watch(generation.result)
         if not read:
             job.tell(PromptRead(index, generation.prompt_chances))
-        self._end(job, index, text, generation)
+        return self._ended(index, text, generation)
 
-    def _end(self, job: Job, index: int, text: Text, generation: Generation) -> None:
+    def _ended(self, index: int, text: Text, generation: Generation) -> Ended:
         result = generation.result
         made = len(result.token_ids) if text.max_tokens else 0
         assert result.finish_reason is not None
@@ -191,7 +196,7 @@ class Worker:
             completion_tokens=made,
         )
         reason = result.finish_reason if text.max_tokens else "length"
-        job.tell(Ended(index, reason, generation.cut, result.prompt_tokens, result.cached_tokens, made))
+        return Ended(index, reason, generation.cut, result.prompt_tokens, result.cached_tokens, made)
 
     def _check_gone(self) -> None:
         if self.running is not None and self.running.gone:

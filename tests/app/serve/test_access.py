@@ -1,12 +1,14 @@
 """Who may ask, and what answers say about themselves."""
 
+from collections import Counter
+
 import pytest
 from starlette.datastructures import Headers
 
 from edge0_ref.app.serve.api_error import ApiError
 from edge0_ref.app.serve.guards import Access, check_exposure
 from edge0_ref.errors import UsageError
-from tests.app.serve.servers import Server
+from tests.app.serve.servers import Server, stream
 
 
 def status(access: Access, open_to_all: bool = False, **headers: str) -> int:
@@ -64,6 +66,15 @@ def test_a_key_is_wanted(given) -> None:
     assert status(access, open_to_all=True, authorization=given) == 200
 
 
+@pytest.mark.spec("ENG-093")
+@pytest.mark.parametrize("key", ["ключ", "voilà", "\udcff"])
+def test_a_key_is_the_bytes_that_were_given(key) -> None:
+    sent = b"Bearer " + key.encode("utf-8", "surrogateescape")
+    Access(key=key).check(Headers(raw=[(b"host", b"localhost"), (b"authorization", sent)]))
+    with pytest.raises(ApiError, match="wants its API key"):
+        Access(key=key).check(Headers(raw=[(b"host", b"localhost"), (b"authorization", sent[:-1])]))
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost"])
 def test_this_machine_alone_needs_no_key(host) -> None:
     check_exposure(host, None, no_auth=False)
@@ -115,3 +126,36 @@ def test_metrics_are_what_prometheus_reads(parrot: Server) -> None:
     assert typed == list(dict.fromkeys(names))
     assert all(float(line.rpartition(" ")[2]) >= 0 for line in lines if not line.startswith("#"))
     assert 'edge0_responses_total{path="/v1/chat/completions",status="200"}' in "\n".join(lines)
+
+
+def responses_of(server: Server) -> Counter[str]:
+    lines = server.client.get("/metrics").text.splitlines()
+    counted = [line.removeprefix("edge0_responses_total").split() for line in lines if "responses_total{" in line]
+    return Counter({labels: int(count) for labels, count in counted})
+
+
+def test_every_response_is_counted(parrot: Server, strict: Server) -> None:
+    before, refused = responses_of(parrot), responses_of(strict)
+    parrot.chat("to be counted")
+    stream(parrot, "/v1/completions", {"prompt": "to be counted"})
+    for path in ("/", "/healthz", "/v1/models", "/v1/models/edge0", "/v1/models/none", "/v1/chat/completions", "/no"):
+        parrot.client.get(path)
+    strict.client.get("/v1/models", headers={"Authorization": "Bearer no"})
+    strict.client.get("/v1/models", headers={"Host": "evil.example"})
+    assert responses_of(strict) - refused == {
+        '{path="/metrics",status="200"}': 1,
+        '{path="other",status="401"}': 1,
+        '{path="other",status="403"}': 1,
+    }
+    assert responses_of(parrot) - before == {
+        '{path="/v1/chat/completions",status="200"}': 1,
+        '{path="/v1/completions",status="200"}': 1,
+        '{path="/",status="200"}': 1,
+        '{path="/healthz",status="200"}': 1,
+        '{path="/v1/models",status="200"}': 1,
+        '{path="/v1/models/{name:path}",status="200"}': 1,
+        '{path="/v1/models/{name:path}",status="404"}': 1,
+        '{path="/v1/chat/completions",status="405"}': 1,
+        '{path="other",status="404"}': 1,
+        '{path="/metrics",status="200"}': 1,
+    }

@@ -7,6 +7,7 @@ import time
 import httpx
 import pytest
 
+from edge0_ref.app.serve.requests import ChatBody
 from tests.app.serve.servers import Server
 
 ASK = {"messages": [{"role": "user", "content": "⟦Yes.⟧"}]}
@@ -39,6 +40,8 @@ def call(arguments: object) -> dict[str, object]:
         ({"max_tokens": -1}, "max_tokens"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": 10**30}, "max_tokens"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens"),
+        ({"max_completion_tokens": 10**30, "max_tokens": 1}, "max_completion_tokens"),
         ({"max_tokens": "5"}, "max_tokens"),
         ({"max_tokens": 5.5}, "max_tokens"),
         ({"max_tokens": True}, "max_tokens"),
@@ -161,8 +164,22 @@ def test_unknown_models_and_paths(parrot: Server) -> None:
 
 @pytest.mark.spec("ENG-091")
 def test_null_and_unknown_fields_ask_for_nothing(parrot: Server) -> None:
-    nothing = {"temperature": None, "stop": None, "tools": None, "n": 1, "logit_bias": {}, "user": "me", "x_y": [1]}
+    nothing = {"temperature": None, "stop": None, "tools": None, "n": None, "logit_bias": {}, "user": "me", "x_y": [1]}
     assert parrot.post("/v1/chat/completions", ASK | nothing).json()["choices"][0]["message"]["content"] == "Yes."
+
+
+@pytest.mark.spec("ENG-091")
+def test_null_within_a_field_asks_for_nothing_either(parrot: Server) -> None:
+    """But what is null in a schema or in a call's arguments is what a client means."""
+    function = {"name": "f", "description": None, "parameters": {"properties": {"a": {"default": None}}}}
+    earlier = {"id": None, "type": None, "function": {"name": "f", "arguments": None}}
+    fields = {
+        "messages": [{"role": "assistant", "content": None, "tool_calls": [earlier], "name": None}, *ASK["messages"]],
+        "stream_options": {"include_usage": None},
+        "tools": [{"type": "function", "function": function}],
+    }
+    assert parrot.post("/v1/chat/completions", fields).json()["choices"][0]["message"]["content"] == "Yes."
+    assert ChatBody.model_validate(fields).tools[0].function.parameters == function["parameters"]
 
 
 def raw(server: Server, *parts: bytes, wait: float = 0.0) -> bytes:

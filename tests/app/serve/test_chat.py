@@ -46,6 +46,17 @@ def test_a_message_of_calls_alone_has_no_content(parrot: Server) -> None:
     assert len({call["id"] for call in answer["message"]["tool_calls"]}) == 2
 
 
+@pytest.mark.spec("ENG-090")
+def test_who_wants_one_call_gets_no_second_one(parrot: Server) -> None:
+    """Nor what is said after the first; what is no call does not count as one."""
+    no_call, call = "<tool_call>?</tool_call>", f"<tool_call>{IN_JSON}</tool_call>"
+    fields = {"tools": [WEATHER], "parallel_tool_calls": False}
+    answer = choice(parrot, f"So {no_call}{call}\n{call} Amen.", **fields)
+    assert answer["message"]["content"] == f"So {no_call}"
+    assert len(answer["message"]["tool_calls"]) == 1
+    assert answer["finish_reason"] == "tool_calls"
+
+
 @pytest.mark.parametrize("fields", [{}, {"tools": [WEATHER], "tool_choice": "none"}], ids=["no tools", "none chosen"])
 def test_without_tools_a_call_is_text(parrot: Server, fields) -> None:
     text = f"<tool_call>{IN_JSON}</tool_call>"

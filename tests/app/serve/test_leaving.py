@@ -4,10 +4,11 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
+import httpx
 import pytest
 
 from edge0_ref.app.api import Model, open_model
@@ -53,6 +54,23 @@ def test_what_does_not_finish_is_cancelled(parrot_model: Path) -> None:
         assert server.process.wait(TIMEOUT) == 0
 
 
+def test_a_second_signal_ends_all_and_every_client_is_told(parrot_model: Path) -> None:
+    answers: list[httpx.Response] = []
+    with serving(parrot_model.parent, parrot_model, *PARROT, "--grace", 600) as server:
+        whole = threading.Thread(target=lambda: answers.append(server.chat(NEVER)))
+        whole.start()
+        server.wait_for("requests_running", 1)
+        server.process.send_signal(signal.SIGTERM)
+        with suppress(httpx.TransportError):  # when it takes nothing new, it has seen the signal
+            while True:
+                httpx.get(server.url)
+        server.process.send_signal(signal.SIGTERM)
+        whole.join()
+        assert server.process.wait(TIMEOUT) == 0
+    (answer,) = answers
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "shutting_down")
+
+
 def test_a_port_in_use_is_refused(parrot: Server) -> None:
     assert f"port {parrot.port}" in refused("serve", "--port", parrot.port, *PARROT)
     assert "port" in refused("serve", "--port", 99999, *PARROT)
@@ -71,7 +89,7 @@ def test_an_address_others_can_reach_wants_a_key() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [("--context", 1), ("--context", 10**6), ("--memory", "1MiB"), ("/no/such/folder",)]
+    "options", [("--context", 1), ("--context", 10**6), ("--memory", "1MiB"), ("--grace", "inf"), ("/no/such/folder",)]
 )
 def test_a_model_that_cannot_work_is_refused_before_anything_is_served(options) -> None:
     assert "serving" not in refused("serve", "--port", 0, *options)

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from edge0_ref.app import open_model
 from edge0_ref.app.serve.broadcast import Broadcast
 from edge0_ref.app.serve.live_feed import AHEAD, COMING, EMPTY, IDLE, REUSED, WAITED, LiveFeed, SlotPicture
+from edge0_ref.app.serve.worker import GoneError
+from edge0_ref.engine.prefixes import PrefixBudget
 from tests.ref.builders import Recipe, build, build_adapters
 
 RECIPE = Recipe(layers=3)
@@ -49,19 +51,36 @@ def heads(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_adapters(tmp_path_factory.mktemp("heads"), RECIPE, [0, 1], {})
 
 
-def watched(folder: Path, heads: Path | None, listen: bool, tokens: int = 9):
-    """(events, the result of the whole text) of one text after another one."""
+def watched(folder: Path, heads: Path | None, listen: bool, reuse: PrefixBudget | None = None):
+    """(events, the result of the whole text) of one text after others, of which one was left in its prompt."""
 
     async def run():
         live, events = Broadcast(), []
         feed = LiveFeed(live)
-        with open_model(folder, adapters=heads, use_adapters=heads is not None, observe=feed.observe) as model:
+
+        def observe(point: str, layer: int, value: object) -> None:
+            feed.observe(point, layer, value)
+            if left and (point, layer) == ("resident", RECIPE.layers - 1):
+                raise GoneError
+
+        left = False
+        with open_model(folder, adapters=heads, use_adapters=heads is not None, observe=observe, reuse=reuse) as model:
             feed.attach(lambda: model.counters)
-            list(model.generate([8, 9], 5))
+            list(model.generate([5, 6, 7], 5))
             with live.subscribe() as listener:
                 if not listen:
                     live._listeners.clear()
-                text = model.generate([5, 6, 7], tokens)
+                left = True
+                feed.begin()
+                with pytest.raises(GoneError):
+                    list(model.generate([9, 8, 7, 6], 5))
+                left = False
+                list(model.generate([5, 6, 7], 5))
+                await asyncio.sleep(0)
+                while not listener._events.empty():
+                    listener._events.get_nowait()
+                feed.begin()
+                text = model.generate([5, 6, 7], 9)
                 for _ in text:
                     feed.watch(text.result)
                     await asyncio.sleep(0)  # what was sent arrives
@@ -86,6 +105,15 @@ def test_letters_and_figures_add_up_to_the_counters(folder, heads, predicted) ->
         counted = (event["reused"], event["read_ahead"], event["on_demand"])
         assert (letters[REUSED], letters[AHEAD], letters[WAITED]) == counted
     assert (sum(event["read_ahead"] for event in tokens) > 0) == predicted
+
+
+@pytest.mark.spec("ENG-085")
+def test_a_prompt_that_is_kept_needs_no_expert_and_draws_none(folder, heads) -> None:
+    events, result, _ = watched(folder, heads, listen=True, reuse=PrefixBudget(2**24))
+    first = events[0]
+    assert result.cached_tokens == 3
+    assert (first["token"], first["layers"]) == (1, [])
+    assert (first["reused"], first["read_ahead"], first["on_demand"]) == (0, 0, 0)
 
 
 @pytest.mark.spec("ENG-085")

@@ -51,14 +51,18 @@ def joined_message(chunks: list[Any]) -> dict[str, Any]:
     thinking=st.booleans(),
     tools=st.booleans(),
     logprobs=st.booleans(),
+    parallel=st.booleans(),
 )
-def test_a_streamed_message_is_the_whole_message(parrot: Server, script, stop, most, thinking, tools, logprobs) -> None:
+def test_a_streamed_message_is_the_whole_message(
+    parrot: Server, script, stop, most, thinking, tools, logprobs, parallel
+) -> None:
     body = {
         "messages": [{"role": "user", "content": told("".join(script))}],
         "max_tokens": most,
         "stop": stop,
         "chat_template_kwargs": {"enable_thinking": thinking},
         "logprobs": logprobs,
+        "parallel_tool_calls": parallel,
         "stream_options": {"include_usage": True},
     } | ({"tools": TOOLS} if tools else {})
     whole = sampled(parrot.post("/v1/chat/completions", body).json())
@@ -114,3 +118,39 @@ def test_no_stop_string_gets_out(parrot: Server, script, stop) -> None:
     assert parts[-1]["finish_reason"] == "stop"
     for part in parts:
         assert bool(part["text"]) or not (part["logprobs"] and part["logprobs"]["tokens"]) or first is None
+
+
+@pytest.mark.spec("ENG-094")
+@pytest.mark.parametrize(
+    ("stop", "tokens"),
+    [(["--x"], ["-", "-"]), (["--y"], ["-", "-", "-", "-", "x", ".", "-"]), (["x"], ["-"] * 4)],
+)
+@pytest.mark.parametrize("echo", ["", "⟦----x.-⟧"])
+def test_a_token_that_was_held_back_is_told_where_it_stands(parrot: Server, stop, tokens, echo) -> None:
+    """What came out after it, or together with it, changes nothing; and nothing is told of what did not come out."""
+    (choice,) = parrot.complete("----x.-", stop=stop, logprobs=0, echo=bool(echo)).json()["choices"]
+    told_chances = choice["logprobs"]
+    assert choice["text"] == echo + "".join(tokens)
+    assert told_chances["tokens"][-len(tokens) :] == tokens
+    assert told_chances["text_offset"][-len(tokens) :] == [len(echo) + at for at in range(len(tokens))]
+
+
+@pytest.mark.spec("ENG-094")
+@settings(max_examples=40)
+@given(script=SCRIPTS, stop=STOPS)
+def test_every_token_that_is_told_is_in_the_text_where_it_is_said_to_be(parrot: Server, script, stop) -> None:
+    """Of a token that a stop string cut, the beginning."""
+    body = {"prompt": told("".join(script)), "max_tokens": 200, "stop": stop, "logprobs": 0}
+    (choice,) = parrot.post("/v1/completions", body).json()["choices"]
+    text, chances = choice["text"], choice["logprobs"]
+    for token, at in zip(chances["tokens"], chances["text_offset"], strict=True):
+        assert at < len(text)
+        assert token.startswith(("bytes:", text[at : at + len(token)]))
+
+
+@pytest.mark.spec("ENG-090")
+def test_an_event_is_one_line_however_a_client_tells_lines(parrot: Server) -> None:
+    """Text is read here in lines as Unicode has them."""
+    text = "one\u2028two\u2029three\x85four\vfive\x1esix é"
+    *chunks, done = stream(parrot, "/v1/completions", {"prompt": told(text), "max_tokens": 200})
+    assert ("".join(chunk["choices"][0]["text"] for chunk in chunks), done) == (text, "[DONE]")

@@ -4,12 +4,13 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import httpx
 import pytest
 
 from tests.app.serve.parrot import BROKEN, NEVER
-from tests.app.serve.servers import TIMEOUT, Server, chunks_of, stream, until_text
+from tests.app.serve.servers import PARROT, TIMEOUT, Server, chunks_of, serving, stream, until_text
 
 CHAT = "/v1/chat/completions"
 
@@ -61,6 +62,17 @@ def test_a_client_that_leaves_the_queue_is_never_served(parrot: Server) -> None:
         finished = parrot.metric("texts_finished_total")
     parrot.wait_for("requests_running", 0)
     assert parrot.metric("texts_finished_total") == finished
+
+
+@pytest.mark.spec("ENG-092")
+def test_without_a_queue_one_is_answered_and_nobody_waits(parrot_model: Path) -> None:
+    with serving(parrot_model.parent, parrot_model, *PARROT, "--queue", 0) as server:
+        assert [server.chat("one after the other").status_code for _ in range(9)] == [200] * 9
+        with busy(server):
+            assert server.chat("meanwhile").status_code == 429
+        server.wait_for("requests_running", 0)
+        assert server.chat(BROKEN).status_code == 500
+        assert server.chat("afterwards").status_code == 200
 
 
 @pytest.mark.spec("ENG-092")
