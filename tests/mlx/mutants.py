@@ -196,6 +196,14 @@ def a_slot_written_under_a_graph(patch: Patch) -> None:
     patch.setattr(slots.Evaluations, "settle", lambda self, owner: None)
 
 
+def what_is_only_begun_fails_in_mlx_s_own_words(patch: Patch) -> None:
+    patch.setattr(slots.Evaluations, "submit", lambda self, array: mx.async_eval(array))
+
+
+def a_failure_of_what_is_forgotten_told(patch: Patch) -> None:
+    patch.setattr(slots.Evaluations, "forget", lambda self: mx.synchronize())
+
+
 def a_slot_written_by_two(patch: Patch) -> None:
     def read(original: Any, self: Any, placement: Any, urgency: Any) -> None:
         self._reads.pop(placement.slot, None)
@@ -295,6 +303,8 @@ MUTANTS: dict[Callable[[Patch], None], str] = {
     decay_below_its_bound: "DEC-051",
     latent_pairs_apart: "DEC-053",
     a_slot_written_under_a_graph: SLOTS,
+    what_is_only_begun_fails_in_mlx_s_own_words: SLOTS,
+    a_failure_of_what_is_forgotten_told: SLOTS,
     a_slot_written_by_two: "EXE-012",
     every_stretch_evaluated_by_itself: EVALUATIONS,
     a_token_traced_anew: EVALUATIONS,

@@ -138,12 +138,32 @@ def test_without_writable_memory_a_slot_is_copied_and_the_result_is_the_same() -
 
 @pytest.mark.spec("BCK-004")
 def test_what_mlx_cannot_evaluate_is_an_error_of_edge0(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waited for, or only begun: a GPU's memory is allocated before anybody waits."""
+
     def fails(*_: object) -> None:
         raise RuntimeError("[malloc] Unable to allocate 1 bytes")
 
-    monkeypatch.setattr(mx, "eval", fails)
+    evaluations = Evaluations(Counters())
+    for name, evaluate in (("eval", evaluations.run), ("async_eval", evaluations.submit)):
+        monkeypatch.setattr(mx, name, fails)
+        with pytest.raises(BackendError, match="Unable to allocate"):
+            evaluate(mx.array(1))
     with pytest.raises(BackendError, match="Unable to allocate"):
-        Evaluations(Counters()).run(mx.array(1))
+        Bank(MemoryStore(1), 1, DEVICE)
+
+
+@pytest.mark.spec("DEC-046", "BCK-004")
+def test_what_is_forgotten_may_have_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU tells of a failed command to whoever waits next."""
+    waited = []
+
+    def fails() -> None:
+        waited.append(True)
+        raise RuntimeError("[METAL] Command buffer execution failed")
+
+    monkeypatch.setattr(mx, "synchronize", fails)
+    Evaluations(Counters()).forget()
+    assert waited
 
 
 @pytest.mark.spec("EXE-028", "BCK-004")
