@@ -23,7 +23,10 @@ ALIGNMENT = 128  # bytes; a slot starts on a cache line
 
 
 class Evaluations:
-    """Evaluates, counts, and knows which graphs over slots have been built and not run."""
+    """Evaluates, counts, and knows which graphs over slots have been built and not run.
+
+    seconds: that the calling thread has waited for graphs.
+    """
 
     def __init__(self, counters: Counters) -> None:
         self._counters, self.seconds = counters, 0.0
@@ -39,10 +42,15 @@ class Evaluations:
         self.seconds += time.perf_counter() - start
 
     def submit(self, array: mx.array) -> None:
-        """Let a GPU begin with this; nobody waits. What it needs is allocated at once, which may fail as in `run`."""
+        """Let a GPU begin with this. What it needs is allocated at once, which may fail as in `run`.
+
+        Nobody waits, unless the GPU is too far behind for MLX to hand it more: until then this thread sleeps.
+        """
         begin: Callable[[mx.array], None] = mx.async_eval
+        start, worked = time.perf_counter(), time.thread_time()
         with named_errors():
             begin(array)
+        self.seconds += max(0.0, time.perf_counter() - start - (time.thread_time() - worked))
 
     def reads_slots_of(self, owner: object, result: mx.array) -> None:
         """`result` belongs to a graph over the slots of `owner`."""
