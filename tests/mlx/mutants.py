@@ -233,6 +233,10 @@ def a_token_traced_anew(patch: Patch) -> None:
     patch.setattr(stretches.Stretches, "__call__", anew)
 
 
+def a_budget_outlives_its_plan(patch: Patch) -> None:
+    wrapped(patch, mx, "set_memory_limit", lambda original, limit: original(min(limit, 2**30)))
+
+
 def predictions_keep_their_own_routing(patch: Patch) -> None:
     def predicted(original: Any, self: Any, *arrays: Any) -> None:
         asked, self.routing_source = self.routing_source, decoder.keep
@@ -308,6 +312,7 @@ MUTANTS: dict[Callable[[Patch], None], str] = {
     a_slot_written_by_two: "EXE-012",
     every_stretch_evaluated_by_itself: EVALUATIONS,
     a_token_traced_anew: EVALUATIONS,
+    a_budget_outlives_its_plan: "tests/mlx/test_measures.py",
     predictions_keep_their_own_routing: "tests/mlx/test_measures.py",
     predictions_routed_where_they_are_made: "tests/train/test_mlx_parallel.py",
     heads_trained_on_one_token_twice: "tests/train/test_mlx_parallel.py",
