@@ -6,12 +6,22 @@ and `arrays` are about where it runs and what it holds; `slots` about memory tha
 `layers`, `heads` and `stretches` about the graph of a token, in as few compiled functions as the host allows.
 """
 
+import os
 from importlib.metadata import version
 from importlib.util import find_spec
 
 from edge0_ref.errors import BackendError
 
 OLDEST_MLX = (0, 32)
+
+
+def keep_float32() -> None:
+    """[NUM-011] Products of float32 are of float32: on GPUs with matrix units MLX rounds their operands to TF32.
+
+    On an M5, say: its users report products of a prompt's rows that are off by 8e-4 (ml-explore/mlx#3860, #3534).
+    MLX asks the environment before its first product on a GPU, and never again.
+    """
+    os.putenv("MLX_ENABLE_TF32", "0")
 
 
 def check_mlx() -> None:
@@ -24,4 +34,5 @@ def check_mlx() -> None:
         raise BackendError(f"MLX {found} is installed; the mlx backend needs {wanted}")
 
 
+keep_float32()
 check_mlx()

@@ -31,11 +31,11 @@ def run_experts(
     bank: Matrices,
     slots: UInt32[mx.array, "*places"],
     places: Places,
-    in_order: bool = False,
 ) -> Float[mx.array, "*places 1 hidden"]:
     """[EXE-003] At each place, a row of x through the expert in a slot: down(silu(gate x) * (up x)). Never a LoRA.
 
-    in_order: slots ascend, which lets MLX run the places of one expert as one product.
+    Each place is a product of its own. MLX's kernel that runs an expert's places as one wants a matrix of all slots in
+    one piece, which readers do not leave it in: it would first copy them all.
     """
 
     def multiply(values: mx.array, matrix: DeviceMatrix, rows: mx.array) -> mx.array:
@@ -47,7 +47,6 @@ def run_experts(
             lhs_indices=rows,
             rhs_indices=slots,
             transpose=True,
-            sorted_indices=in_order,
             **matrix.form,
         ).astype(x.dtype)
 

@@ -7,6 +7,7 @@ import mlx.core as mx
 from edge0_mlx.device import Device
 
 CACHE_BYTES = 2**28  # of freed buffers that MLX keeps for later, at most
+WITHOUT_BUDGET = mx.get_memory_limit()  # MLX's own limit, from the machine's memory
 
 
 def limit_memory(budget: int | None, device: Device) -> None:
@@ -16,8 +17,7 @@ def limit_memory(budget: int | None, device: Device) -> None:
     Weights of a GPU are wired, so that a quiet second does not page them out.
     """
     mx.set_cache_limit(CACHE_BYTES if budget is None else min(CACHE_BYTES, budget // 16))
-    if budget is not None:
-        mx.set_memory_limit(budget)
+    mx.set_memory_limit(WITHOUT_BUDGET if budget is None else budget)
     if device.gpu and mx.metal.is_available():
         most = int(mx.device_info()["max_recommended_working_set_size"])
         mx.set_wired_limit(most if budget is None else min(budget, most))

@@ -5,7 +5,8 @@ it is evaluated, not when it is built: before a slot gets new bytes, every graph
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import mlx.core as mx
@@ -22,7 +23,10 @@ ALIGNMENT = 128  # bytes; a slot starts on a cache line
 
 
 class Evaluations:
-    """Evaluates, counts, and knows which graphs over slots have been built and not run."""
+    """Evaluates, counts, and knows which graphs over slots have been built and not run.
+
+    seconds: that the calling thread has waited for graphs.
+    """
 
     def __init__(self, counters: Counters) -> None:
         self._counters, self.seconds = counters, 0.0
@@ -33,16 +37,20 @@ class Evaluations:
         self._counters.evaluations += 1
         opened, self._open = self._open, {}
         start = time.perf_counter()
-        try:
+        with named_errors():
             mx.eval(arrays, list(opened.values()))
-        except (RuntimeError, MemoryError) as error:
-            raise BackendError(f"MLX could not evaluate: {error}") from error
         self.seconds += time.perf_counter() - start
 
     def submit(self, array: mx.array) -> None:
-        """Let a GPU begin with this; nobody waits."""
+        """Let a GPU begin with this. What it needs is allocated at once, which may fail as in `run`.
+
+        Nobody waits, unless the GPU is too far behind for MLX to hand it more: until then this thread sleeps.
+        """
         begin: Callable[[mx.array], None] = mx.async_eval
-        begin(array)
+        start, worked = time.perf_counter(), time.thread_time()
+        with named_errors():
+            begin(array)
+        self.seconds += max(0.0, time.perf_counter() - start - (time.thread_time() - worked))
 
     def reads_slots_of(self, owner: object, result: mx.array) -> None:
         """`result` belongs to a graph over the slots of `owner`."""
@@ -54,9 +62,19 @@ class Evaluations:
             self.run()
 
     def forget(self) -> None:
-        """What was built will never be used. On a GPU parts of it may run already: wait for those."""
+        """What was built will never be used. On a GPU parts of it may run already: wait for those, however they end."""
         self._open.clear()
-        mx.synchronize()
+        with suppress(RuntimeError):
+            mx.synchronize()
+
+
+@contextmanager
+def named_errors() -> Iterator[None]:
+    """What MLX raises, as an error of edge0."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        raise BackendError(f"MLX could not evaluate: {error}") from error
 
 
 def host_memory(array: mx.array) -> Array | None:
@@ -88,7 +106,8 @@ class Bank:
         self._codes = mx.zeros((count, stride // 4), mx.uint32)
         wide = 0 if self._wanted == stored else (self.layout.nbytes - self._first) // stored.size
         self._wide = mx.zeros((count, wide), mx.float32) if wide else None
-        mx.eval(self._codes, self._wide)
+        with named_errors():
+            mx.eval(self._codes, self._wide)
         codes, widened = memory(self._codes), None if self._wide is None else memory(self._wide)
         self.copies = codes is None
         self._bytes = np.zeros((count, stride), np.uint8) if codes is None else codes

@@ -24,6 +24,7 @@ from edge0_ref.contract import Array, ReadMode
 from edge0_ref.errors import CheckpointError, ReadError
 
 BLOCK = 4096
+AT_ONCE = 2**30  # bytes that one call is asked for: macOS refuses 2 GiB, Linux returns less
 
 
 @runtime_checkable
@@ -50,11 +51,11 @@ def open_for_reading(path: Path) -> Iterator[int]:
 
 def read_exactly(file: int, offset: int, buffer: memoryview) -> None:
     """[STO-020] Fill `buffer` from `offset`; a short file is an error, never zeros."""
-    done = count = os.preadv(file, [buffer], offset)
+    done = count = os.preadv(file, [buffer[:AT_ONCE]], offset)
     while done < len(buffer):
         if count == 0:
             raise OSError(errno.EIO, f"the file ends {len(buffer) - done} bytes early at byte {offset + done}")
-        count = os.preadv(file, [buffer[done:]], offset + done)
+        count = os.preadv(file, [buffer[done : done + AT_ONCE]], offset + done)
         done += count
 
 
@@ -143,7 +144,7 @@ class DirectReader:
         """Fill whole blocks, of which `wanted` bytes must be there."""
         done = 0
         while done < wanted:
-            count = os.preadv(self._file, [blocks[done:]], first + done)
+            count = os.preadv(self._file, [blocks[done : done + AT_ONCE]], first + done)
             done += count
             if done < wanted and (count == 0 or count % BLOCK):
                 raise OSError(errno.EIO, f"the file ends {wanted - done} bytes early at byte {first + done}")

@@ -56,6 +56,7 @@ ADDED = {
     "experts.py": {"Places", "run_experts"},
     "executors/exact.py": {"Held", "bank_slots", "CallGraph"},
     "weights.py": {"joined"},
+    "backend.py": {"in_float32"},
     "mixers/attention.py": {"cos_and_sin"},
     "mixers/gated_delta.py": {"rows_of", "query_and_key_scales"},
     "mixers/mla.py": {"per_head"},

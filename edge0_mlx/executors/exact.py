@@ -12,9 +12,6 @@ from edge0_mlx.experts import Places, combine, run_experts
 from edge0_mlx.slots import Bank, Evaluations
 from edge0_ref.contract import Array, Counters, ExpertStore, Routing
 
-SORT_FROM = 64  # places: from here on a call runs them expert by expert
-SORT_UP_TO = 32768  # places: beyond, sorted gathers of some MLX versions are wrong
-
 
 class Held(NamedTuple):
     """One token's experts, all in slots: slots uint32 [k] of a bank."""
@@ -50,11 +47,10 @@ class CallGraph:
 
     def _add_places(self, bank: Bank, slots: Array) -> mx.array:
         places = np.flatnonzero(slots >= 0)
-        places = places[np.argsort(slots[places], kind="stable")]
-        in_order = SORT_FROM <= len(places) <= SORT_UP_TO
+        places = places[np.argsort(slots[places], kind="stable")]  # an expert's weights are read while they are near
         rows = Places.of(places // self._routing.experts.shape[1])
         of_slots = mx.array(slots[places].astype(np.uint32))
-        part = run_experts(self._x[:, None], bank.matrices, of_slots, rows, in_order)[:, 0]
+        part = run_experts(self._x[:, None], bank.matrices, of_slots, rows)[:, 0]
         self._parts.append(part)
         self._places.append(places)
         return part

@@ -3,23 +3,47 @@
 import ctypes
 import mmap
 import os
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
+OUT_OF_DATE = 2 | (16 if sys.platform == "darwin" else 4)  # MS_INVALIDATE | MS_SYNC: dirty pages are written first
 
-def forget_pages(paths: Iterable[Path]) -> bool:
-    """[ENG-074] Ask the system to drop these files from its page cache; whether it can be asked."""
-    if not hasattr(os, "posix_fadvise"):
-        return False
+
+def forget_pages(paths: Iterable[Path]) -> None:
+    """[ENG-074] Ask the system to drop these files from its page cache. Raises OSError.
+
+    macOS has no advice for files; there a map of a file lets go of its pages when they are called out of date.
+    """
     for path in paths:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(descriptor)
-    return True
+        if hasattr(os, "posix_fadvise"):
+            with open(path, "rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        elif size := path.stat().st_size:
+            with mapped(path) as address:
+                ask("msync", path, address, size, OUT_OF_DATE)
+
+
+@contextmanager
+def mapped(path: Path) -> Iterator[int]:
+    """Where a map of a file that is not empty lies in memory."""
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as pages:
+        view = np.frombuffer(pages, np.uint8)
+        address = view.ctypes.data
+        del view  # a map with views cannot be closed
+        yield address
+
+
+def ask(name: str, path: Path, address: int, size: int, wanted: int) -> None:
+    """A system call about a range of memory. Raises OSError naming the file."""
+    call = getattr(ctypes.CDLL(None, use_errno=True), name)
+    last = ctypes.c_void_p if name == "mincore" else ctypes.c_int
+    if call(ctypes.c_void_p(address), ctypes.c_size_t(size), last(wanted)):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), str(path))
 
 
 def cached_bytes(paths: Iterable[Path]) -> int:
@@ -45,13 +69,7 @@ def cached_pages(path: Path) -> int:
     size = path.stat().st_size
     if not size:
         return 0
-    library = ctypes.CDLL(None, use_errno=True)
-    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as pages:
-        resident = np.zeros(-(-size // mmap.PAGESIZE), np.uint8)
-        view = np.frombuffer(pages, np.uint8)
-        address = view.ctypes.data
-        del view  # a map with views cannot be closed
-        if library.mincore(ctypes.c_void_p(address), ctypes.c_size_t(size), ctypes.c_void_p(resident.ctypes.data)):
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number), str(path))
-        return int((resident & 1).sum())
+    resident = np.zeros(-(-size // mmap.PAGESIZE), np.uint8)
+    with mapped(path) as address:
+        ask("mincore", path, address, size, resident.ctypes.data)
+    return int((resident & 1).sum())

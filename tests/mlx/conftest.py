@@ -32,12 +32,12 @@ def adapters(small: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Ada
 
 
 class Opened:
-    """Makes decoders of the MLX backend and closes them."""
+    """Makes decoders of the MLX backend and closes them: in float32, whose bounds tests have, also on a GPU."""
 
     def __init__(self) -> None:
-        from edge0_mlx.backend import create
+        from edge0_mlx.backend import in_float32
 
-        self.backend, self.decoders = create(), list[Any]()
+        self.backend, self.decoders = in_float32(), list[Any]()
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         self.decoders.append(self.backend.decoder(*arguments, **named))

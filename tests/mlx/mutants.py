@@ -196,6 +196,14 @@ def a_slot_written_under_a_graph(patch: Patch) -> None:
     patch.setattr(slots.Evaluations, "settle", lambda self, owner: None)
 
 
+def what_is_only_begun_fails_in_mlx_s_own_words(patch: Patch) -> None:
+    patch.setattr(slots.Evaluations, "submit", lambda self, array: mx.async_eval(array))
+
+
+def a_failure_of_what_is_forgotten_told(patch: Patch) -> None:
+    patch.setattr(slots.Evaluations, "forget", lambda self: mx.synchronize())
+
+
 def a_slot_written_by_two(patch: Patch) -> None:
     def read(original: Any, self: Any, placement: Any, urgency: Any) -> None:
         self._reads.pop(placement.slot, None)
@@ -223,6 +231,10 @@ def a_token_traced_anew(patch: Patch) -> None:
         return original(self, *arguments)
 
     patch.setattr(stretches.Stretches, "__call__", anew)
+
+
+def a_budget_outlives_its_plan(patch: Patch) -> None:
+    wrapped(patch, mx, "set_memory_limit", lambda original, limit: original(min(limit, 2**30)))
 
 
 def predictions_keep_their_own_routing(patch: Patch) -> None:
@@ -295,9 +307,12 @@ MUTANTS: dict[Callable[[Patch], None], str] = {
     decay_below_its_bound: "DEC-051",
     latent_pairs_apart: "DEC-053",
     a_slot_written_under_a_graph: SLOTS,
+    what_is_only_begun_fails_in_mlx_s_own_words: SLOTS,
+    a_failure_of_what_is_forgotten_told: SLOTS,
     a_slot_written_by_two: "EXE-012",
     every_stretch_evaluated_by_itself: EVALUATIONS,
     a_token_traced_anew: EVALUATIONS,
+    a_budget_outlives_its_plan: "tests/mlx/test_measures.py",
     predictions_keep_their_own_routing: "tests/mlx/test_measures.py",
     predictions_routed_where_they_are_made: "tests/train/test_mlx_parallel.py",
     heads_trained_on_one_token_twice: "tests/train/test_mlx_parallel.py",
@@ -319,6 +334,7 @@ def killed(mutant: Callable[[Patch], None]) -> bool:
 
 
 def main(names: list[str]) -> int:
+    mx.set_default_device(mx.cpu)  # bounds of float32, and operations whose flaws are known
     living = 0
     for mutant in [mutant for mutant in MUTANTS if not names or mutant.__name__ in names]:
         dead = killed(mutant)

@@ -1,5 +1,8 @@
 """Activations: one dtype for a whole run, chosen by the device or by the caller, said aloud when it rounds."""
 
+import os
+import subprocess
+import sys
 from typing import Any
 
 import mlx.core as mx
@@ -40,3 +43,13 @@ def test_the_notice_says_what_is_slow_and_what_is_rounded() -> None:
     assert "bfloat16" in (rounded.notice() or "")
     assert "bfloat16" not in (plain.notice() or "")
     assert ("numba" in (plain.notice() or "")) != plain.device.gpu
+
+
+@pytest.mark.spec("NUM-011", "BCK-012")
+@pytest.mark.parametrize("before", [{}, {"MLX_ENABLE_TF32": "1"}], ids=["unset", "set"])
+def test_products_of_float32_are_not_rounded_to_fewer_bits_on_a_gpu(before: dict[str, str]) -> None:
+    """What MLX reads, in C, before it chooses a kernel: whatever the shell says."""
+    code = "import ctypes, edge0_mlx; get = ctypes.CDLL(None).getenv; get.restype = ctypes.c_char_p"
+    command = [sys.executable, "-c", f"{code}; print(get(b'MLX_ENABLE_TF32').decode())"]
+    run = subprocess.run(command, check=True, capture_output=True, text=True, env=os.environ | before)
+    assert run.stdout.strip() == "0"

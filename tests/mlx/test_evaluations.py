@@ -1,5 +1,7 @@
 """When graphs run: once a token where routing is predicted, and never behind the back of what counts them."""
 
+import re
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -8,6 +10,8 @@ import pytest
 from mlx.utils import tree_flatten
 
 from edge0_mlx import kernels
+from edge0_mlx.backend import MlxBackend
+from edge0_mlx.device import ActivationName
 from edge0_ref.adapters import Adapters
 from edge0_ref.checkpoint import Checkpoint
 from edge0_ref.contract import Plan
@@ -93,6 +97,35 @@ def test_functions_of_a_token_are_traced_once_whatever_the_position(
     for token in range(2000):
         decoder.step(token % 90)
     assert not traces
+
+
+FUSED = 28  # inputs and outputs: a Metal kernel has 31 places, of which MLX takes three for shape, strides and axes
+
+
+@pytest.mark.spec("BCK-001")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_mlx_fuses_of_a_token_fits_into_a_kernel_of_a_gpu(
+    small: Checkpoint, adapters: Adapters, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, dtype: ActivationName
+) -> None:
+    graphs, evaluate = list[str](), mx.eval
+
+    def drawn(*trees: Any) -> None:
+        arrays = [leaf for _, leaf in tree_flatten(trees) if isinstance(leaf, mx.array)]
+        mx.export_to_dot(str(tmp_path / "graph"), *arrays)
+        graphs.append((tmp_path / "graph").read_text())
+        evaluate(*trees)
+
+    decoder = MlxBackend(dtype).decoder(small, Plan(top_k=2, slots=4), adapters)
+    decoder.prefill([1, 2, 3])
+    monkeypatch.setattr(mx, "eval", drawn)
+    decoder.step(4)
+    decoder.close()
+    sizes = []
+    for graph in graphs:
+        fused = set(re.findall(r'(\d+) \[label ="Compiled', graph))
+        ends = [end for edge in re.findall(r"(\S+) -> (\S+)", graph) for end in edge]
+        sizes += [ends.count(kernel) for kernel in fused]
+    assert 2 <= min(sizes) <= max(sizes) <= FUSED
 
 
 @pytest.mark.spec("DEC-048")

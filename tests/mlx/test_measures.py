@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from edge0_mlx.memory import CACHE_BYTES, limit_memory
+from edge0_mlx.memory import CACHE_BYTES, WITHOUT_BUDGET, limit_memory
 from edge0_ref.adapters import Adapters
 from edge0_ref.app.bench_routing import SimulatedRouting, parse_routing
 from edge0_ref.checkpoint import Checkpoint
@@ -65,13 +65,13 @@ def test_a_simulated_routing_is_what_is_executed(
 
 
 @pytest.mark.spec("ENG-030")
-def test_the_budget_of_a_plan_bounds_what_mlx_may_keep(opened: Opened) -> None:
+def test_the_budget_of_the_newest_plan_bounds_what_mlx_may_keep_and_hold(opened: Opened) -> None:
     limits = []
     for budget in (2**30, None):
         limit_memory(budget, opened.backend.device)
-        limits.append(mx.set_cache_limit(CACHE_BYTES))
-    assert limits == [2**30 // 16, CACHE_BYTES]
-    assert mx.set_memory_limit(2**40) == 2**30
+        limits.append((mx.set_cache_limit(CACHE_BYTES), mx.get_memory_limit()))
+    assert limits == [(2**30 // 16, 2**30), (CACHE_BYTES, WITHOUT_BUDGET)]
+    assert WITHOUT_BUDGET > 2**30
 
 
 def generate(*options: str) -> "subprocess.CompletedProcess[str]":

@@ -1,11 +1,13 @@
 """Slots are memory that readers write and graphs read: what must hold whenever the graphs run, and however reads go."""
 
 import threading
+from types import SimpleNamespace
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
+from edge0_mlx import slots
 from edge0_mlx.device import default_device
 from edge0_mlx.executors import MlxExecutor, make_executor
 from edge0_mlx.slots import Bank, Evaluations, host_memory
@@ -138,12 +140,48 @@ def test_without_writable_memory_a_slot_is_copied_and_the_result_is_the_same() -
 
 @pytest.mark.spec("BCK-004")
 def test_what_mlx_cannot_evaluate_is_an_error_of_edge0(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waited for, or only begun: a GPU's memory is allocated before anybody waits."""
+
     def fails(*_: object) -> None:
         raise RuntimeError("[malloc] Unable to allocate 1 bytes")
 
-    monkeypatch.setattr(mx, "eval", fails)
+    evaluations = Evaluations(Counters())
+    for name, evaluate in (("eval", evaluations.run), ("async_eval", evaluations.submit)):
+        monkeypatch.setattr(mx, name, fails)
+        with pytest.raises(BackendError, match="Unable to allocate"):
+            evaluate(mx.array(1))
     with pytest.raises(BackendError, match="Unable to allocate"):
-        Evaluations(Counters()).run(mx.array(1))
+        Bank(MemoryStore(1), 1, DEVICE)
+
+
+@pytest.mark.spec("ENG-079")
+def test_a_submission_that_sleeps_is_a_wait_and_one_that_works_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MLX takes no more for a GPU that is far behind; handing over takes the host time as well."""
+    clock = SimpleNamespace(whole=0.0, work=0.0)
+    times = SimpleNamespace(perf_counter=lambda: clock.whole, thread_time=lambda: clock.work)
+    monkeypatch.setattr(slots, "time", times)
+
+    def hand_over(array: mx.array) -> None:
+        clock.whole, clock.work = clock.whole + 5, clock.work + 2
+
+    monkeypatch.setattr(mx, "async_eval", hand_over)
+    evaluations = Evaluations(Counters())
+    evaluations.submit(mx.array(1))
+    assert evaluations.seconds == 3
+
+
+@pytest.mark.spec("DEC-046", "BCK-004")
+def test_what_is_forgotten_may_have_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU tells of a failed command to whoever waits next."""
+    waited = []
+
+    def fails() -> None:
+        waited.append(True)
+        raise RuntimeError("[METAL] Command buffer execution failed")
+
+    monkeypatch.setattr(mx, "synchronize", fails)
+    Evaluations(Counters()).forget()
+    assert waited
 
 
 @pytest.mark.spec("EXE-028", "BCK-004")

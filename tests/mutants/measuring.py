@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge0_ref.app import bench, bench_case, bench_paper, machine, scenario, trace
+from edge0_ref.app import bench, bench_case, bench_paper, machine, page_cache, scenario, trace
 from edge0_ref.app.bench_routing import SimulatedRouting
 from edge0_ref.app.picture import Picture
 from edge0_ref.app.timeline import Recorder
@@ -74,6 +74,10 @@ def mapped_pages_counted_twice(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(bench_case, "mapped_bytes", lambda paths: 0)
 
 
+def pages_thrown_away_unwritten(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(page_cache, "OUT_OF_DATE", 2)
+
+
 def raw_reads_of_one_block(patch: pytest.MonkeyPatch) -> None:
     original = scenario.Running.expert_file
     patch.setattr(scenario.Running, "expert_file", lambda running: (original(running)[0], 8 * 4096))
@@ -121,6 +125,7 @@ MUTANTS = {
     warm_is_cold: "ENG-074",
     blocks_begin_with_what_raw_reads_left: "ENG-074",
     mapped_pages_counted_twice: "ENG-073",
+    pages_thrown_away_unwritten: "ENG-074",
     raw_reads_of_one_block: "ENG-075",
     reads_from_before_the_run: "ENG-076",
     a_trace_of_means: "ENG-076",

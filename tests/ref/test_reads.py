@@ -60,6 +60,30 @@ def test_every_range_of_a_file_is_read_as_it_is(tmp_path: Path, mode: ReadMode, 
     reader.close()
 
 
+@pytest.mark.spec("STO-021")
+@pytest.mark.parametrize("mode", ["pread", "direct"], indirect=True)
+def test_ranges_of_more_than_2_gib_are_read_where_one_call_reads_less(
+    tmp_path: Path, mode: ReadMode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As macOS has it. Nothing is read here, and memory that nobody touches is none."""
+    asked = list[tuple[int, int]]()
+
+    def preadv(file: int, buffers: list[memoryview], offset: int) -> int:
+        if len(buffers[0]) >= 2**31:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        asked.append((offset, offset + len(buffers[0])))
+        return len(buffers[0])
+
+    (tmp_path / "file").touch()
+    reader, size = open_reader(tmp_path / "file", mode), 2**32 + 4096
+    monkeypatch.setattr(os, "preadv", preadv)
+    reader.read_into(8192, np.empty(size, np.uint8).data)
+    reader.close()
+    firsts, ends = zip(*asked, strict=True)
+    assert firsts == (8192, *ends[:-1])
+    assert ends[-1] == 8192 + size
+
+
 @pytest.mark.spec("STO-020")
 @given(size=st.integers(1, 12288), missing=st.integers(1, 5000))
 def test_a_range_beyond_the_end_is_an_error_not_zeros(tmp_path: Path, mode: ReadMode, size: int, missing: int) -> None:
