@@ -58,8 +58,6 @@ class Server:
             self.wire.reply(Message(told | self.state(request.fields), tensors))
             if request.fields["operation"] in ("executor_close", "decoder_close"):
                 self.forget(request.fields)
-            if request.fields["operation"] in ("executor_close", "decoder_close"):
-                self.forget(request.fields)
         for part in self.parts.values():
             part.close()
 
