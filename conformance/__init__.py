@@ -3,7 +3,12 @@
 `python -m conformance --backend NAME` from a shell, `conformance.run(backend)` from Python.
 """
 
-from conformance.report import Report
-from conformance.runner import run
+from importlib.util import find_spec
 
-__all__ = ["Report", "run"]
+NEEDED = ("pytest", "hypothesis", "jsonschema_rs")
+MISSING = [module for module in NEEDED if find_spec(module) is None]
+if not MISSING:
+    from conformance.report import Report
+    from conformance.runner import run
+
+    __all__ = ["Report", "run"]

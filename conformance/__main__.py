@@ -10,6 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from conformance import MISSING
+
+if MISSING:
+    print(f"the conformance suite needs {', '.join(MISSING)}: pip install 'edge0[test]'", file=sys.stderr)
+    sys.exit(2)
+
 from conformance.certificate import certificate
 from conformance.known_failures import KnownFailuresError, read_known_failures
 from conformance.loading import load_backend

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from conformance.compare import Judge
 from conformance.driven import Driven
@@ -10,7 +11,9 @@ from conformance.loading import load_backend
 from conformance.plugin import PLUGIN, RunPlugin, cited
 from conformance.profiles import profile_of
 from conformance.requirements import Requirement, read_requirements
+from conformance.runner import profile_settings
 from conformance.watched import WatchedBackend
+from edge0_ref.errors import BackendError
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -20,7 +23,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if find_run(config) is None:
         name = config.getoption("--backend")
-        plugin = RunPlugin(load_backend(name), read_requirements(), again=f"python -m conformance --backend {name}")
+        try:
+            backend = load_backend(name)
+        except BackendError as error:
+            raise pytest.UsageError(str(error)) from None
+        settings.register_profile("conformance-ci", profile_settings("ci", seed=None))
+        settings.load_profile("conformance-ci")  # tests take their settings from it when they are imported
+        plugin = RunPlugin(backend, read_requirements(), again=f"python -m conformance --backend {name}")
         config.pluginmanager.register(plugin, PLUGIN)
         plugin.pytest_configure(config)
 

@@ -228,23 +228,22 @@ def _module(name: str, config: ModelConfig) -> str:
     raise AdapterError(f"LoRA target {name}: this model has no such linear layer")
 
 
-def _number(metadata: Mapping[str, Any], *names: str) -> float | None:
-    for name in names:
-        value = metadata.get(name)
-        if value is not None:
-            try:
-                number = float(value)
-            except (TypeError, ValueError, OverflowError):
-                number = math.nan
-            if not math.isfinite(number) or number <= 0 or isinstance(value, bool):
-                raise AdapterError(f"adapter metadata: {name} is {reprlib.repr(value)}, wanted a number above 0")
-            return number
-    return None
+def _number(metadata: Mapping[str, Any], name: str) -> float | None:
+    value = metadata.get(name)
+    if value is None:
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number) or number <= 0 or isinstance(value, bool):
+        raise AdapterError(f"adapter metadata: {name} is {reprlib.repr(value)}, wanted a number above 0")
+    return number
 
 
 def _top_k(folder: Path, metadata: Mapping[str, Any], config: ModelConfig) -> tuple[int | None, tuple[str, ...]]:
     """[PRE-011] K comes from the metadata; where it differs from config.json, that is said aloud."""
-    value = _number(metadata, "K", "k", "top_k")
+    value = _number(metadata, "K")
     if value is None:
         return None, ()
     experts = min(moe.num_experts for moe in config.moe_layers.values())
@@ -302,10 +301,10 @@ def _lora(module: str, parts: Mapping[str, Array], metadata: Mapping[str, Any], 
     for part, shape in (("lora_A", (rank, cols)), ("lora_B", (rows, rank))):
         if parts[part].shape != shape:
             raise AdapterError(f"LoRA {module}: {part} is {list(parts[part].shape)}, this model needs {list(shape)}")
-    promised = _number(metadata, "r", "rank")
+    promised = _number(metadata, "r")
     if promised is not None and promised != rank:
         raise AdapterError(f"LoRA {module}: rank {rank}, the metadata says r = {promised:g}")
-    alpha = _number(metadata, "alpha", "lora_alpha")
+    alpha = _number(metadata, "alpha")
     if alpha is None:
         raise AdapterError(f"LoRA {module}: the metadata does not say alpha, so its scale alpha / r is unknown")
     return Lora(parts["lora_A"], parts["lora_B"], alpha / rank)

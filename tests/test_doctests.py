@@ -4,6 +4,9 @@ import doctest
 import importlib
 import pkgutil
 import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +34,21 @@ def test_the_guided_reading_runs() -> None:
         results = doctest.testfile(str(ROOT / "edge0_ref" / "README.md"), module_relative=False)
     assert results.attempted > 80
     assert results.failed == 0
+
+
+def test_every_breakpoint_of_the_guided_reading_can_be_set() -> None:
+    """In the way of its command: a module is imported, and stopped at where a function of it begins."""
+    text = (ROOT / "edge0_ref" / "README.md").read_text("utf-8")
+    (line,) = re.findall(r"python -m pdb (.*)", text)
+    command = shlex.split(line)
+    assert command[:4] == ["-c", "import edge0_ref.router", "-c", "break edge0_ref.router.top_k"]
+    told = re.findall(r"^\*Breakpoint: (.*)", text, re.M)
+    places = re.findall(r"`((edge0_ref(?:\.[a-z_]+)+?)\.(?:[A-Z]\w+\.)?\w+)`", " ".join(told))
+    assert len(places) >= len(told) == 10
+    breaks = [word for place, module in places for word in ("-c", f"import {module}", "-c", f"break {place}")]
+    pdb = [sys.executable, "-m", "pdb", *breaks, "-c", "quit", *command[command.index("-m") :]]
+    ran = subprocess.run(pdb, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    assert ran.stdout.count("Breakpoint ") == len(places), ran.stdout
 
 
 def test_the_api_example_of_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,11 +4,15 @@ import ast
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import fields
+from fnmatch import filter as matching
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 
 from conformance.vector_files import check
+from edge0_ref.contract import Plan
 from tests.mutants import MUTANTS
 
 ROOT = Path(__file__).parents[1]
@@ -93,6 +97,30 @@ def test_ids_cited_in_code_exist() -> None:
         if name not in IDS
     }
     assert not unknown
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda path: path.stem)
+def test_names_of_the_reference_exist(chapter: Path) -> None:
+    """`router.top_k`, below `edge0_ref`, or the path of a file."""
+    named = re.findall(r"\*Reference\.\*(.*?)(?=\*Vectors|\n\n|\Z)", chapter.read_text("utf-8"), re.DOTALL)
+    for name in re.findall(r"`([\w./]+)`", " ".join(named)):
+        assert (ROOT / name).exists() or resolve_name(f"edge0_ref.{name}")
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda path: path.stem)
+def test_vectors_named_in_prose_exist(chapter: Path) -> None:
+    """`router/softmax-*`: at least one such case; `router`: a file of them."""
+    known = [path.stem for path in VECTORS] + [str(case["id"]) for case in vector_cases()]
+    named = re.findall(r"\*Vectors\.\*([^.]*)\.", chapter.read_text("utf-8"))
+    assert not [name for names in named for name in re.split(r",\s+", names.strip()) if not matching(known, name)]
+
+
+def test_the_fields_of_a_plan_are_told() -> None:
+    """A program gets them by name, as fields of a request."""
+    table = (ROOT / "spec" / "11-backend.md").read_text("utf-8").partition("A plan has")[2].partition("\n**")[0]
+    rows = [row.split("|")[1] for row in table.splitlines() if row.startswith("| `")]
+    told = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+    assert sorted(told) == sorted(field.name for field in fields(Plan))
 
 
 @pytest.mark.parametrize("path", VECTORS, ids=lambda path: path.stem)

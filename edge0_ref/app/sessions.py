@@ -14,7 +14,7 @@ def run_sessions(folder: Path, *, clear: bool, json: bool) -> None:
     """[ENG-084] List them, the most recently used first, or remove them. Raises UsageError if one stays."""
     files = sorted(list_files(folder), key=lambda file: -file.used)
     if clear:
-        clear_all(folder, files)
+        clear_all(folder, files, json=json)
     elif json:
         print(json_format.dumps({"folder": str(folder), "prefixes": [facts(file) for file in files]}))
     else:
@@ -23,11 +23,14 @@ def run_sessions(folder: Path, *, clear: bool, json: bool) -> None:
         print(f"{len(files)} kept prefixes in {folder}, {size_text(sum(file.nbytes for file in files))}")
 
 
-def clear_all(folder: Path, files: Sequence[PrefixFile]) -> None:
+def clear_all(folder: Path, files: Sequence[PrefixFile], *, json: bool) -> None:
     """Raises UsageError when all that can be removed is."""
     stay = remove_all(folder)
     gone = [file for file in files if file.path not in {Path(error.filename) for error in stay}]
-    print(f"{len(gone)} kept prefixes removed from {folder}, {size_text(sum(file.nbytes for file in gone))}")
+    if json:
+        print(json_format.dumps({"folder": str(folder), "removed": [facts(file) for file in gone]}))
+    else:
+        print(f"{len(gone)} kept prefixes removed from {folder}, {size_text(sum(file.nbytes for file in gone))}")
     if stay:
         more = f", and {len(stay) - 1} more" if len(stay) > 1 else ""
         raise UsageError(f"{stay[0].filename}: cannot be removed: {stay[0].strerror}{more}")

@@ -41,9 +41,12 @@ AdapterFolder = Annotated[
 NoAdapters = Annotated[bool, typer.Option("--no-adapters", help="Run without prerouter heads and LoRA.")]
 ExecutorName = Annotated[str, typer.Option("--executor", help="exact, staged, hot or whole_layer.")]
 SlotCount = Annotated[int | None, typer.Option("--slots", help="Expert slots a layer; default: by plan.")]
-MemoryBudget = Annotated[str | None, typer.Option("--memory", help="Budget of the whole process, 3GiB.")]
+MemoryBudget = Annotated[str | None, typer.Option("--memory", help="Budget of the whole process, such as 3GiB.")]
 ReadModeName = Annotated[
-    str | None, typer.Option("--read-mode", help="mmap, pread or direct; default: as `edge0 doctor` found.")
+    str | None,
+    typer.Option(
+        "--read-mode", help="mmap, pread or direct; default: pread if all fits, else as `edge0 doctor` found."
+    ),
 ]
 PackedFile = Annotated[
     str | None,
@@ -52,9 +55,13 @@ PackedFile = Annotated[
 CacheHome = Annotated[str | None, typer.Option(envvar="XDG_CACHE_HOME", hidden=True)]
 KeepBytes = Annotated[
     str | None,
-    typer.Option("--keep", help="Memory for prefixes of conversations; default: 512MiB, or an eighth of --memory; 0."),
+    typer.Option(
+        "--keep", help="Memory for prefixes of conversations; default: 512MiB, or an eighth of --memory. 0 is off."
+    ),
 ]
-KeepDiskBytes = Annotated[str, typer.Option("--keep-disk", help="Disk for them; `edge0 sessions` lists them.")]
+KeepDiskBytes = Annotated[
+    str, typer.Option("--keep-disk", help="Disk for them; `edge0 sessions` lists them; 0 is off.")
+]
 Temperature = Annotated[float, typer.Option("--temperature", help="0 is greedy.")]
 TopK = Annotated[int, typer.Option("--top-k", help="Keep the k most likely tokens; 0 is off.")]
 TopP = Annotated[float, typer.Option("--top-p", help="Keep the most likely tokens up to this mass; 1 is off.")]

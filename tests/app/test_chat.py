@@ -180,6 +180,10 @@ def test_sessions_lists_what_a_conversation_left_and_clears_it(capsys, monkeypat
     assert "3 kept prefixes removed" in edge0_here(capsys, "sessions", "--clear").stdout
     assert [*(home / "prefixes").iterdir()] == []
     assert json.loads(edge0_here(capsys, "sessions", "--json").stdout)["prefixes"] == []
+    (home / "prefixes" / "bad.prefix.safetensors").write_text("no header")
+    removed = json.loads(edge0_here(capsys, "sessions", "--clear", "--json").stdout)["removed"]
+    assert [kept["file"] for kept in removed] == ["bad.prefix.safetensors"]
+    assert [*(home / "prefixes").iterdir()] == []
 
 
 @pytest.mark.spec("ENG-065", "ENG-084")

@@ -119,8 +119,8 @@ def number_unless(patch: pytest.MonkeyPatch, name: str, otherwise: float | None)
     """Read a number of the metadata, but not this one."""
     original = adapters._number
 
-    def number(metadata: Any, *names: str) -> float | None:
-        return original(metadata, *names) if name not in names else otherwise
+    def number(metadata: Any, asked: str) -> float | None:
+        return otherwise if asked == name else original(metadata, asked)
 
     patch.setattr(adapters, "_number", number)
 
@@ -133,6 +133,16 @@ def alpha_guessed(patch: pytest.MonkeyPatch) -> None:
     number_unless(patch, "alpha", 16.0)
 
 
+def another_name_taken_for_alpha(patch: pytest.MonkeyPatch) -> None:
+    original = adapters._number
+
+    def number(metadata: Any, asked: str) -> float | None:
+        value = original(metadata, asked)
+        return original(metadata, "lora_alpha") if asked == "alpha" and value is None else value
+
+    patch.setattr(adapters, "_number", number)
+
+
 def lora_names_without_prefix_unknown(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ModelConfig, "outer_prefix", "")
 
@@ -140,6 +150,7 @@ def lora_names_without_prefix_unknown(patch: pytest.MonkeyPatch) -> None:
 MUTANTS = {
     k_guessed_from_the_config: "PRE-010",
     nested_metadata_unread: "PRE-010",
+    another_name_taken_for_alpha: "PRE-010",
     another_k_goes_unsaid: "PRE-011",
     a_head_that_nobody_consumes_accepted: "PRE-012",
     owners_of_the_metadata_unread: "PRE-014",

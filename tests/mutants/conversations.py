@@ -22,6 +22,11 @@ def clearing_removes_nothing(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(sessions, "remove_all", lambda folder: [])
 
 
+def clearing_tells_people_only(patch: pytest.MonkeyPatch) -> None:
+    original = sessions.clear_all
+    patch.setattr(sessions, "clear_all", lambda folder, files, json: original(folder, files, json=False))
+
+
 def every_read_drawn_as_read_ahead(patch: pytest.MonkeyPatch) -> None:
     original = SlotPicture.show
     patch.setattr(SlotPicture, "show", lambda picture, needed, resident, count: original(picture, needed, resident, 0))
@@ -47,6 +52,7 @@ MUTANTS = {
     answers_forgotten: "ENG-083",
     ctrl_c_ends_the_program: "ENG-083",
     clearing_removes_nothing: "ENG-084",
+    clearing_tells_people_only: "ENG-084",
     every_read_drawn_as_read_ahead: "ENG-085",
     layers_kept_for_nobody: "ENG-085",
     what_a_text_left_behind_told_of_the_next: "ENG-085",

@@ -157,6 +157,13 @@ def test_heads_and_lora_may_be_in_two_files_that_agree(tmp_path: Path, config: M
     assert "occurs twice in the folder" in refused(tmp_path, config)
 
 
+@pytest.mark.spec("PRE-010", "LOR-005")
+def test_settings_have_one_name_each(tmp_path: Path, config: ModelConfig) -> None:
+    """Of two names for one thing, two files of a folder could use one each, and disagree."""
+    assert open_adapters(write(tmp_path, K=None, k=3, top_k=3, rank=1000), config).top_k is None
+    assert "does not say alpha" in refused(write(tmp_path, alpha=None, lora_alpha=4), config)
+
+
 @pytest.mark.spec("PRE-011")
 def test_a_k_that_differs_from_the_config_is_said_aloud(tmp_path: Path, config: ModelConfig) -> None:
     opened = open_adapters(write(tmp_path, K=3), config)
