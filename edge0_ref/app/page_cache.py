@@ -3,16 +3,37 @@
 import ctypes
 import mmap
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 
+@dataclass(frozen=True)
+class Mapping:
+    """Of a file, in this process. resident: bytes of it that this process has touched."""
+
+    address: int
+    nbytes: int
+    resident: int
+
+
 def forget_pages(paths: Iterable[Path]) -> bool:
-    """[ENG-074] Ask the system to drop these files from its page cache; whether it can be asked."""
+    """[ENG-074] Ask the system to drop these files from its page cache; whether it can be asked.
+
+    It keeps pages that are mapped, so this process lets go of its own first; it may touch them again at any time.
+    Raises OSError.
+    """
     if not hasattr(os, "posix_fadvise"):
         return False
+    paths, mapped = [*paths], list[Mapping]()
+    with suppress(OSError):  # of a system that has no such list, nothing can be let go
+        mapped += mappings_of(paths)
+    for mapping in mapped:
+        if mapping.resident:
+            call("madvise", mapping.address, mapping.nbytes, mmap.MADV_DONTNEED)
     for path in paths:
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -29,15 +50,20 @@ def cached_bytes(paths: Iterable[Path]) -> int:
 
 def mapped_bytes(paths: Iterable[Path]) -> int:
     """Bytes of these files that this process has mapped and touched. Raises OSError where the system does not say."""
-    wanted, total, counts = {str(path.resolve()) for path in paths}, 0, False
+    return sum(mapping.resident for mapping in mappings_of(paths))
+
+
+def mappings_of(paths: Iterable[Path]) -> Iterator[Mapping]:
+    """As this process has these files mapped now. Raises OSError where the system does not say."""
+    wanted, found = {str(path.resolve()).replace("\n", "\\012") for path in paths}, None
     with open("/proc/self/smaps", encoding="utf-8", errors="surrogateescape") as maps:
         for line in maps:
             first, *rest = line.split(maxsplit=5)
             if "-" in first and not first.endswith(":"):
-                counts = len(rest) == 5 and rest[4].strip() in wanted
-            elif counts and first == "Rss:":
-                total += 1024 * int(rest[0])
-    return total
+                start, end = (int(part, 16) for part in first.split("-"))
+                found = (start, end - start) if len(rest) == 5 and rest[4].rstrip("\n") in wanted else None
+            elif found and first == "Rss:":
+                yield Mapping(*found, resident=1024 * int(rest[0]))
 
 
 def cached_pages(path: Path) -> int:
@@ -45,13 +71,18 @@ def cached_pages(path: Path) -> int:
     size = path.stat().st_size
     if not size:
         return 0
-    library = ctypes.CDLL(None, use_errno=True)
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as pages:
         resident = np.zeros(-(-size // mmap.PAGESIZE), np.uint8)
         view = np.frombuffer(pages, np.uint8)
         address = view.ctypes.data
         del view  # a map with views cannot be closed
-        if library.mincore(ctypes.c_void_p(address), ctypes.c_size_t(size), ctypes.c_void_p(resident.ctypes.data)):
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number), str(path))
+        call("mincore", address, size, ctypes.c_void_p(resident.ctypes.data))
         return int((resident & 1).sum())
+
+
+def call(name: str, address: int, nbytes: int, last: object) -> None:
+    """A system call about a range of this process's memory. Raises OSError."""
+    library = ctypes.CDLL(None, use_errno=True)
+    if getattr(library, name)(ctypes.c_void_p(address), ctypes.c_size_t(nbytes), last):
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")

@@ -103,10 +103,18 @@ def test_dropped_pages_are_gone_and_read_ones_are_there(tmp_path) -> None:
     if not forget_pages([path]):
         pytest.skip("this system cannot be asked to drop pages")
     assert cached_bytes([path]) == 0
+    reader, wanted, buffer = open_reader(path, "mmap"), path.read_bytes(), bytearray(2**20)
+    for _ in range(2):  # what was dropped is read again
+        reader.read_into(0, memoryview(buffer))
+        assert buffer == wanted
+        forget_pages([path])
+        assert cached_bytes([path]) == 0
+    reader.close()
 
 
 @pytest.mark.spec("ENG-074")
-def test_cold_steps_begin_without_what_the_raw_reads_left_in_the_page_cache(tmp_path, monkeypatch) -> None:
+@pytest.mark.parametrize("read_mode", ["pread", "mmap"])
+def test_cold_steps_begin_without_what_the_raw_reads_left_in_the_page_cache(tmp_path, monkeypatch, read_mode) -> None:
     made = build(tmp_path, RECIPE)
     os.sync()
     cached = []
@@ -116,7 +124,7 @@ def test_cold_steps_begin_without_what_the_raw_reads_left_in_the_page_cache(tmp_
         return decode(running, token, count, *([advance] if advance else []))
 
     monkeypatch.setattr(bench_case, "decode", decoding)
-    with open_case(Case("on-demand", str(made), read_mode="pread", tokens=4), 80, lambda text: None) as running:
+    with open_case(Case("on-demand", str(made), read_mode=read_mode, tokens=4), 80, lambda text: None) as running:
         try:
             if not forget_pages(running.files()) or cached_bytes(running.files()):
                 pytest.skip("this system cannot be asked to drop pages")

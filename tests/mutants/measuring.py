@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge0_ref.app import bench, bench_case, bench_paper, machine, scenario
+from edge0_ref.app import bench, bench_case, bench_paper, machine, page_cache, scenario
 from edge0_ref.app.bench_routing import SimulatedRouting
 from edge0_ref.app.picture import Picture
 from edge0_ref.app.timeline import Recorder
@@ -66,6 +66,10 @@ def warm_is_cold(patch: pytest.MonkeyPatch) -> None:
     replace_everywhere(patch, original, lambda case, notify: original(replace(case, cold=True), notify))
 
 
+def mapped_pages_stay(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(page_cache, "mappings_of", lambda paths: iter(()))
+
+
 def raw_reads_of_one_block(patch: pytest.MonkeyPatch) -> None:
     original = scenario.Running.expert_file
     patch.setattr(scenario.Running, "expert_file", lambda running: (original(running)[0], 8 * 4096))
@@ -107,6 +111,7 @@ MUTANTS = {
     simulated_where_routed_only: "ENG-072",
     a_missing_cgroup_unsaid: "ENG-073",
     warm_is_cold: "ENG-074",
+    mapped_pages_stay: "ENG-074",
     raw_reads_of_one_block: "ENG-075",
     reads_from_before_the_run: "ENG-076",
     a_picture_without_an_end: "ENG-077",
