@@ -1,13 +1,15 @@
 """The command `edge0`: how it starts, and how errors leave the process. Its options are in `*_commands.py`.
 
 [ENG-065] Exit codes: 0; 2 for every error that edge0 names, in one line on stderr; 130 after Ctrl-C; 141 if nobody
-reads the output any more.
+reads the output any more; 143 and 129 after SIGTERM and SIGHUP.
 """
 
 import os
+import signal
 import sys
 from contextlib import suppress
 from io import TextIOWrapper
+from types import FrameType
 from typing import NoReturn
 
 from edge0_ref.app import text_commands  # noqa: F401  (registers itself)
@@ -36,7 +38,15 @@ def main() -> NoReturn:
     # to readers: by default it would spin all through a wait
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")
     open_missing_streams()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:  # nohup has one ignored
+            signal.signal(number, leave)
     sys.exit(run(sys.argv[1:]))
+
+
+def leave(number: int, frame: FrameType | None) -> NoReturn:
+    """End as Ctrl-C does: what is half done is undone, saved where it can be gone on with, and no process is left."""
+    sys.exit(128 + number)
 
 
 def open_missing_streams() -> None:
