@@ -121,6 +121,20 @@ def test_generate_finds_the_sidecar_and_inspect_tells(
     assert edge0(*request, "--packed", "none").returncode == 0
 
 
+@pytest.mark.spec("STO-045")
+@pytest.mark.parametrize("before", [None, b"damaged"])
+def test_a_link_in_the_sidecar_s_place_stays_one_and_what_it_leads_to_is_written(folder, tmp_path, before) -> None:
+    elsewhere = tmp_path / "other disk"
+    elsewhere.mkdir()
+    if before is not None:
+        (elsewhere / "packed").write_bytes(before)
+    (folder / SIDECAR).symlink_to(elsewhere / "packed")
+    assert run_pack(folder, None, silent)["did"] == "packed"
+    assert (folder / SIDECAR).is_symlink()
+    assert [path.name for path in elsewhere.iterdir()] == ["packed"]
+    assert run_pack(folder, None, silent)["did"] == "checked"
+
+
 @pytest.mark.spec("STO-042", "ENG-065")
 def test_what_cannot_be_packed_or_used_is_refused(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
