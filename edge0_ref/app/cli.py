@@ -31,6 +31,8 @@ from edge0_ref.app import train_commands  # noqa: F401
 from edge0_ref.app.shell import CarriedError, app, printable
 from edge0_ref.errors import Edge0Error
 
+NO_PLACE = "no locator available"  # numba's words
+
 
 def main() -> NoReturn:
     """Entry point of the command."""
@@ -106,16 +108,24 @@ def run_command(arguments: list[str]) -> int:
     except CarriedError as leaving:
         raise leaving.reason from None
     except Edge0Error as error:
-        return fail(str(error))
+        return fail(with_place(str(error)))
     except OSError:
         raise
     except Exception as error:
         # what typer raises for a wrong command line has this method; its classes move between versions
         message = getattr(error, "format_message", None)
-        if message is None:
+        if message is not None:
+            return fail(message())
+        if NO_PLACE not in str(error):
             raise
-        return fail(message())
+        return fail(with_place(str(error)))
     return code if isinstance(code, int) else 0
+
+
+def with_place(message: str) -> str:
+    """Compiled kernels are kept beside edge0's own files or in a home; who can write neither can name a place."""
+    hint = "; NUMBA_CACHE_DIR=FOLDER in the environment names one that compiled kernels can be written to"
+    return message + (hint if NO_PLACE in message else "")
 
 
 def fail(message: str) -> int:

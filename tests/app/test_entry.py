@@ -76,6 +76,23 @@ def test_what_nohup_has_ignored_stays_ignored() -> None:
     assert subprocess.run(words, capture_output=True, cwd=ROOT, check=False).returncode == signal.SIG_IGN
 
 
+NOWHERE = """
+from numba.core.caching import FunctionCache
+from edge0_ref.__main__ import main
+FunctionCache._impl_class._locator_classes = []
+main()
+"""
+
+
+@pytest.mark.spec("ENG-065")
+@pytest.mark.parametrize("command", [["generate", "--prompt", "a"], ["doctor"], ["bench"], ["trace", "--out", "x"]])
+def test_who_can_keep_compiled_kernels_nowhere_is_told_how_to_name_a_place(command) -> None:
+    done = run("-c", NOWHERE, *command)
+    (line,) = done.stderr.splitlines()
+    assert (done.returncode, done.stdout, line.startswith("edge0: error: ")) == (2, "", True)
+    assert "NUMBA_CACHE_DIR=FOLDER" in line
+
+
 def redirected(redirection: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """The command as a shell starts it, with a stream of its own elsewhere, or closed."""
     words = ["sh", "-c", f'exec "$@" {redirection}', "sh", sys.executable, "-m", "edge0_ref", *arguments]
