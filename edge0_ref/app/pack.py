@@ -48,6 +48,8 @@ def run_pack(model: Path | str | None, out: str | None, notify: Notify) -> dict[
         raise UsageError(f"{path.parent}: no such folder")
     start = time.perf_counter()
     if path.exists():
+        if not os.access(path, os.R_OK):  # no reason to make it anew
+            raise UsageError(f"{path}: cannot be read by this user, so not be checked; --out DIR puts one elsewhere")
         try:
             size = check_sidecar(checkpoint, path)
             return report(path, "checked", size, size, start)

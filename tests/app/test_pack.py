@@ -166,6 +166,16 @@ def test_a_folder_that_cannot_be_written_names_the_way_out(folder: Path, monkeyp
         pack.run_pack(folder, None, silent)
 
 
+@pytest.mark.spec("STO-042", "ENG-065")
+def test_a_sidecar_that_this_user_may_not_read_is_no_stale_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_pack(folder, None, silent)
+    before = (folder / SIDECAR).stat()
+    monkeypatch.setattr(os, "access", lambda path, mode: path != folder / SIDECAR)
+    with pytest.raises(UsageError, match=f"{SIDECAR}: cannot be read by this user"):
+        run_pack(folder, None, silent)
+    assert (folder / SIDECAR).stat() == before
+
+
 @pytest.mark.spec("STO-045", "ENG-065")
 def test_a_folder_in_place_of_the_file_that_grows_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / PARTIAL).mkdir()
