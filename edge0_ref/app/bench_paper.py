@@ -16,7 +16,9 @@ from edge0_ref.app.locate import locate
 from edge0_ref.app.output_files import check_output
 from edge0_ref.app.presets import QWEN, make_config, model_of
 from edge0_ref.app.read_mode import machine_bytes
+from edge0_ref.app.report import open_console
 from edge0_ref.app.scenario import Case
+from edge0_ref.app.shell import printable
 from edge0_ref.checkpoint import Checkpoint
 from edge0_ref.config import ModelConfig
 from edge0_ref.engine.memory import size_text
@@ -161,10 +163,9 @@ def differences(published: Published, line: Mapping[str, Any], model: str | None
 
 
 def print_rows(rows: Sequence[Row], line: Mapping[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=f"the paper's tables, and here: {line['model']}", title_justify="left")
+    table = Table(title=printable(f"the paper's tables, and here: {line['model']}"), title_justify="left")
     for title in ("the paper's machine", "scenario", "figure", "paper", "here", "differs in"):
         table.add_column(title, justify="right" if title in ("paper", "here") else "left")
     for row in rows:
@@ -172,12 +173,10 @@ def print_rows(rows: Sequence[Row], line: Mapping[str, Any]) -> None:
         scenario = f"{published.scenario}, K = {published.k}"
         figures = [figure_text(published.figure, value) for value in (published.value, row.here)]
         table.add_row(published.machine, scenario, WHATS[published.figure], *figures, ", ".join(row.differs))
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        console.width = 160
+    console = open_console(160)
     console.print(table)
     here = {(what, how) for row in rows for what, how in row.differs.items()}
-    console.print("\n".join(f"{what}: {how}" for what, how in sorted(here)), markup=False, highlight=False)
+    console.print("\n".join(f"{what}: {how}" for what, how in sorted(here)), highlight=False)
 
 
 def figure_text(figure: str, value: float | None) -> str:

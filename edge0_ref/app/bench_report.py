@@ -5,31 +5,28 @@ from pathlib import Path
 from typing import Any
 
 from edge0_ref.app.picture import COMPUTE, LIMIT, WAIT, Picture
-from edge0_ref.app.report import measure_rows
+from edge0_ref.app.report import measure_rows, open_console
+from edge0_ref.app.shell import printable
 from edge0_ref.engine.memory import size_text
 
 Told = dict[str, Any]
 
 
 def print_cases(cases: Sequence[Told]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     first = cases[0]
     routing = f"routing {first['routing']}" + (" (simulated)" if first["routing_is_simulated"] else "")
     pages = "cold" if first["cold"] else "warm"
     title = f"{first['model']}, backend {first['backend']}, {routing}, {pages}, {first['read_mode']} reads"
-    table = Table(title=title, title_justify="left")
+    table = Table(title=printable(title), title_justify="left")
     table.add_column("")
     for case in cases:
         table.add_column(f"{case['scenario']}, K = {case['k']}", justify="right")
     rows = [dict(rows_of(case)) for case in cases]
     for what in dict.fromkeys(what for row in rows for what in row):
         table.add_row(what, *(row.get(what, "-") for row in rows))
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        console.width = 40 + 27 * len(cases)
-    console.print(table)
+    open_console(40 + 27 * len(cases)).print(table)
 
 
 def rows_of(case: Told) -> list[tuple[str, str]]:

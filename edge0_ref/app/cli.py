@@ -1,13 +1,15 @@
 """The command `edge0`: how it starts, and how errors leave the process. Its options are in `*_commands.py`.
 
 [ENG-065] Exit codes: 0; 2 for every error that edge0 names, in one line on stderr; 130 after Ctrl-C; 141 if nobody
-reads the output any more.
+reads the output any more; 143 and 129 after SIGTERM and SIGHUP.
 """
 
 import os
+import signal
 import sys
 from contextlib import suppress
 from io import TextIOWrapper
+from types import FrameType
 from typing import NoReturn
 
 from edge0_ref.app import text_commands  # noqa: F401  (registers itself)
@@ -29,6 +31,8 @@ from edge0_ref.app import train_commands  # noqa: F401
 from edge0_ref.app.shell import CarriedError, app, printable
 from edge0_ref.errors import Edge0Error
 
+NO_PLACE = "no locator available"  # numba's words
+
 
 def main() -> NoReturn:
     """Entry point of the command."""
@@ -36,7 +40,15 @@ def main() -> NoReturn:
     # to readers: by default it would spin all through a wait
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")
     open_missing_streams()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:  # nohup has one ignored
+            signal.signal(number, leave)
     sys.exit(run(sys.argv[1:]))
+
+
+def leave(number: int, frame: FrameType | None) -> NoReturn:
+    """End as Ctrl-C does: what is half done is undone, saved where it can be gone on with, and no process is left."""
+    sys.exit(128 + number)
 
 
 def open_missing_streams() -> None:
@@ -96,16 +108,24 @@ def run_command(arguments: list[str]) -> int:
     except CarriedError as leaving:
         raise leaving.reason from None
     except Edge0Error as error:
-        return fail(str(error))
+        return fail(with_place(str(error)))
     except OSError:
         raise
     except Exception as error:
         # what typer raises for a wrong command line has this method; its classes move between versions
         message = getattr(error, "format_message", None)
-        if message is None:
+        if message is not None:
+            return fail(message())
+        if NO_PLACE not in str(error):
             raise
-        return fail(message())
+        return fail(with_place(str(error)))
     return code if isinstance(code, int) else 0
+
+
+def with_place(message: str) -> str:
+    """Compiled kernels are kept beside edge0's own files or in a home; who can write neither can name a place."""
+    hint = "; NUMBA_CACHE_DIR=FOLDER in the environment names one that compiled kernels can be written to"
+    return message + (hint if NO_PLACE in message else "")
 
 
 def fail(message: str) -> int:

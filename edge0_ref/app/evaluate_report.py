@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from edge0_ref.app.picture import COMPUTE, EXPERTS, LIMIT, PALE, READ, Picture
+from edge0_ref.app.report import open_console
 
 PAPER = (  # average of five benchmarks: teacher in 16 bits, edge0 with heads and LoRA
     ("35b", 83.2, 79.2),
@@ -34,10 +35,9 @@ def draw_recall(recall: Mapping[int, Mapping[str, float]], path: Path) -> None:
 
 
 def print_tables(told: Mapping[str, Any], paper: bool) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(stderr=True)
+    console = open_console()
     table = Table(
         "variant", "bits/byte", "top-1 as teacher", "recovered", title="quality, decode mode", title_justify="left"
     )

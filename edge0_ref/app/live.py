@@ -43,7 +43,7 @@ class LiveScreen:
         self._result, self._text_on_terminal = result, text_on_terminal
         self._line = ""  # the line being written
         self._live = Live(
-            console=Console(stderr=not text_on_terminal, highlight=False),
+            console=Console(stderr=not text_on_terminal, highlight=False, markup=False, emoji=False),
             get_renderable=self._region,
             refresh_per_second=REFRESHES_PER_SECOND,
             transient=True,
@@ -59,7 +59,7 @@ class LiveScreen:
             return
         *lines, self._line = (self._line + text).split("\n")
         for line in lines:
-            self._live.console.print(line, markup=False, soft_wrap=True)
+            self._live.console.print(line, soft_wrap=True)
 
     def _region(self) -> Any:
         from rich.console import Group
@@ -71,7 +71,7 @@ class LiveScreen:
     def close(self) -> None:
         self._live.stop()
         if self._text_on_terminal:
-            self._live.console.print(self._line, markup=False, soft_wrap=True, end="")
+            self._live.console.print(self._line, soft_wrap=True, end="")
 
 
 def open_screen(result: Callable[[], Result]) -> Screen:

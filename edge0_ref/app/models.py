@@ -14,6 +14,8 @@ from edge0_ref.app.locate import (
     repository_folder,
     snapshot,
 )
+from edge0_ref.app.report import open_console
+from edge0_ref.app.shell import printable
 from edge0_ref.config import read_config
 from edge0_ref.engine.memory import size_text
 from edge0_ref.errors import CheckpointError
@@ -95,15 +97,11 @@ def bytes_below(folder: Path) -> int:
 
 
 def print_models(found: list[Found], hub: Path) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=f"hub cache {hub}", title_justify="left")
+    table = Table(title=printable(f"hub cache {hub}"), title_justify="left")
     for title in ("MODEL", "from", "here", "size", "get it by"):
         table.add_column(title)
     for one in found:
         table.add_row(one.name, one.source, one.state, one.size, one.command or "")
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        console.width = 160
-    console.print(table)
+    open_console(160).print(table)

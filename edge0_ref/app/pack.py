@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from edge0_ref.app.locate import locate
+from edge0_ref.app.output_files import target_of
 from edge0_ref.app.progress import Advance, byte_bar
 from edge0_ref.checkpoint import Checkpoint
 from edge0_ref.contract import Array, ReadMode
@@ -41,10 +42,14 @@ def run_pack(model: Path | str | None, out: str | None, notify: Notify) -> dict[
     """[STO-045] Pack, resume, or check; what was done, for a line of JSON. Raises UsageError, CheckpointError."""
     checkpoint = open_checkpoint(locate(model).folder)
     path = (checkpoint.folder if out is None else Path(out)) / SIDECAR
+    if path.is_symlink():
+        path = target_of(path)
     if not path.parent.is_dir():
         raise UsageError(f"{path.parent}: no such folder")
     start = time.perf_counter()
     if path.exists():
+        if not os.access(path, os.R_OK):  # no reason to make it anew
+            raise UsageError(f"{path}: cannot be read by this user, so not be checked; --out DIR puts one elsewhere")
         try:
             size = check_sidecar(checkpoint, path)
             return report(path, "checked", size, size, start)

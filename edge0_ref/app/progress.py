@@ -4,6 +4,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from edge0_ref.app.report import open_console
+from edge0_ref.app.shell import printable
+
 if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn
 
@@ -12,11 +15,10 @@ Advance = Callable[[int], None]
 
 def bar_of(*columns: "ProgressColumn") -> "Progress":
     """What is done, a bar, these columns, and the time left."""
-    from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    console = Console(stderr=True)
-    shown = (TextColumn("{task.description}"), BarColumn(), *columns, TimeRemainingColumn())
+    console = open_console()
+    shown = (TextColumn("{task.description}", markup=False), BarColumn(), *columns, TimeRemainingColumn())
     return Progress(*shown, console=console, transient=True, disable=not console.is_terminal)
 
 
@@ -26,7 +28,7 @@ def byte_bar(what: str, total: int, done: int = 0) -> Iterator[Advance]:
     from rich.progress import DownloadColumn, TransferSpeedColumn
 
     with bar_of(DownloadColumn(binary_units=True), TransferSpeedColumn()) as bar:
-        task = bar.add_task(what, total=total, completed=done)
+        task = bar.add_task(printable(what), total=total, completed=done)
         yield lambda nbytes: bar.advance(task, nbytes)
 
 
@@ -36,7 +38,7 @@ def count_bar(what: str, total: int) -> Iterator[Advance]:
     from rich.progress import MofNCompleteColumn
 
     with bar_of(MofNCompleteColumn()) as bar:
-        task = bar.add_task(what, total=total)
+        task = bar.add_task(printable(what), total=total)
         yield lambda count: bar.advance(task, count)
 
 
@@ -46,5 +48,5 @@ def loss_bar(what: str, total: int, done: int = 0) -> Iterator[Callable[[float],
     from rich.progress import MofNCompleteColumn
 
     with bar_of(MofNCompleteColumn()) as bar:
-        task = bar.add_task(what, total=total, completed=done)
+        task = bar.add_task(printable(what), total=total, completed=done)
         yield lambda loss: bar.update(task, advance=1, description=f"{what}, loss {loss:.4f}")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -59,12 +60,19 @@ def file_system(path: Path) -> str:
         lines = Path("/proc/self/mountinfo").read_text("utf-8", errors="replace").splitlines()
     except OSError:
         return f"device {wanted}"
-    places = [
-        (fields[4], f"{rest.split()[1]} on {fields[4]}")
-        for fields, rest in ((line.split(" - ")[0].split(), line.partition(" - ")[2]) for line in lines)
-        if fields[2] == wanted and real.is_relative_to(fields[4])
-    ]
+    mounts = ((line.split(" - ")[0].split(), line.partition(" - ")[2].split()) for line in lines)
+    mounted = ((unescaped(fields[4]), source[1]) for fields, source in mounts if fields[2] == wanted)
+    places = [(place, f"{source} on {place}") for place, source in mounted if real.is_relative_to(place)]
     return max(places, key=lambda place: len(place[0]), default=("", f"device {wanted}"))[1]
+
+
+def unescaped(text: str) -> str:
+    r"""A path as /proc/self/mountinfo has it.
+
+    >>> unescaped(r"/media/My\040Passport")
+    '/media/My Passport'
+    """
+    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), text)
 
 
 def measured_mode(cache: Path | None, path: Path) -> ReadMode | None:

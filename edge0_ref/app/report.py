@@ -1,22 +1,36 @@
 """Tables for people, on stderr."""
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
+from edge0_ref.app.shell import printable
 from edge0_ref.engine.memory import size_text
 from edge0_ref.engine.session import Result
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def open_console(width: int | None = None) -> "Console":
+    """stderr for tables. width: where it is no terminal. Names of files are text: brackets and colons in them too."""
+    from rich.console import Console
+
+    console = Console(stderr=True, markup=False, emoji=False)
+    if width is not None and not console.is_terminal:
+        console.width = width
+    return console
 
 
 def print_table(title: str, rows: Sequence[tuple[str, int | str]]) -> None:
     """Two columns; whole numbers are bytes."""
-    from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=title, show_header=False, title_justify="left")
+    table = Table(title=printable(title), show_header=False, title_justify="left")
     table.add_column()
     table.add_column(justify="right")
     for what, value in rows:
-        table.add_row(what, size_text(value) if isinstance(value, int) else value)
-    Console(stderr=True).print(table)
+        table.add_row(what, size_text(value) if isinstance(value, int) else printable(value))
+    open_console().print(table)
 
 
 def measure_rows(measures: Mapping[str, float]) -> list[tuple[str, str]]:

@@ -147,7 +147,7 @@ def run_steps(folder: RunFolder, run: Run, stage: Stage, tell: Callable[[str], N
                 if done % STEPS_A_CHECKPOINT == 0 or done == settings.steps:
                     folder.save(run, done, stage.state())
                     tell(f"{settings.stage}: step {done} of {settings.steps}, loss {loss:.4f}, {left:.0f} s left")
-    except (KeyboardInterrupt, NonFiniteError):
+    except (KeyboardInterrupt, SystemExit, NonFiniteError):
         if done > first:
             folder.save(run, done, stage.state())
             tell(

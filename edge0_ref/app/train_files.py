@@ -7,7 +7,9 @@ RUN/log.jsonl, RUN/curve.svg                       loss of every step
 
 import itertools
 import json
+import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -91,17 +93,23 @@ class RunFolder:
         self._checkpoint(stage).unlink(missing_ok=True)
 
     def note(self, entry: Mapping[str, Any]) -> None:
-        """A line of the log."""
-        with (self.folder / "log.jsonl").open("a", encoding="utf-8") as log:
-            log.write(json.dumps(entry) + "\n")
+        """A line of the log, below one that a run which was killed, or a full disk, may have cut. Raises UsageError."""
+        path = self.folder / "log.jsonl"
+        try:
+            with path.open("ab+") as log:
+                log.seek(max(0, log.seek(0, os.SEEK_END) - 1))
+                cut = log.read(1) not in (b"", b"\n")
+                log.write(b"\n" * cut + json.dumps(entry).encode() + b"\n")
+        except OSError as error:
+            raise UsageError(f"{path}: not written: {error.strerror}") from None
 
     def losses(self) -> dict[str, list[tuple[int, float]]]:
-        """Stage -> (step, loss); of a step that was done twice, the last."""
+        """Stage -> (step, loss); of a step that was done twice, the last. A line that was cut tells nothing."""
         found: dict[str, dict[int, float]] = {}
         path = self.folder / "log.jsonl"
-        for line in path.read_text("utf-8").splitlines() if path.exists() else ():
-            entry = json.loads(line)
-            if "loss" in entry:
+        for line in path.read_bytes().splitlines() if path.exists() else ():
+            with suppress(ValueError):
+                entry = json.loads(line)
                 found.setdefault(entry["stage"], {})[entry["step"]] = entry["loss"]
         return {stage: sorted(steps.items()) for stage, steps in found.items()}
 

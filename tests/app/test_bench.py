@@ -102,10 +102,18 @@ def test_dropped_pages_are_gone_and_read_ones_are_there(tmp_path) -> None:
         pytest.skip(f"this system does not say what is in its page cache: {error}")
     forget_pages([path])
     assert cached_bytes([path]) == 0
+    reader, wanted, buffer = open_reader(path, "mmap"), path.read_bytes(), bytearray(2**20)
+    for _ in range(2):  # what was dropped is read again
+        reader.read_into(0, memoryview(buffer))
+        assert buffer == wanted
+        forget_pages([path])
+        assert cached_bytes([path]) == 0
+    reader.close()
 
 
 @pytest.mark.spec("ENG-074")
-def test_cold_steps_begin_without_what_the_raw_reads_left_in_the_page_cache(tmp_path, monkeypatch) -> None:
+@pytest.mark.parametrize("read_mode", ["pread", "mmap"])
+def test_cold_steps_begin_without_what_the_raw_reads_left_in_the_page_cache(tmp_path, monkeypatch, read_mode) -> None:
     made = build(tmp_path, RECIPE)
     os.sync()
     cached = []
@@ -115,7 +123,7 @@ def test_cold_steps_begin_without_what_the_raw_reads_left_in_the_page_cache(tmp_
         return decode(running, token, count, *([advance] if advance else []))
 
     monkeypatch.setattr(bench_case, "decode", decoding)
-    with open_case(Case("on-demand", str(made), read_mode="pread", tokens=4), 80, lambda text: None) as running:
+    with open_case(Case("on-demand", str(made), read_mode=read_mode, tokens=4), 80, lambda text: None) as running:
         try:
             forget_pages(running.files())
             if cached_bytes(running.files()):

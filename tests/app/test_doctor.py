@@ -1,6 +1,7 @@
 """`edge0 doctor`: limits follow from what was measured and from headers, and the read mode is remembered and used."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,17 @@ def test_the_mode_is_remembered_for_the_file_system_and_generate_uses_it(
         assert told(capsys, *request)["plan"]["read_mode"] == "pread"  # the page cache can hold all of it
         assert told(capsys, *request, "--read-mode", "mmap")["plan"]["read_mode"] == "mmap"
     assert json.loads((cache / MEASURED).read_text())["another disk"] == {"mode": "pread"}
+
+
+@pytest.mark.spec("STO-046")
+def test_a_file_system_whose_place_has_a_space_keeps_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = (tmp_path / "My Passport").resolve()
+    place.mkdir()
+    device = os.stat(place).st_dev
+    escaped = str(place).replace(" ", "\\040")
+    mounts = f"36 35 {os.major(device)}:{os.minor(device)} / {escaped} rw shared:1 - ext4 /dev/sdb1 rw\n"
+    monkeypatch.setattr(Path, "read_text", lambda path, *encoding, **errors: mounts)
+    assert file_system(place) == f"/dev/sdb1 on {place}"
 
 
 @pytest.mark.spec("STO-046")

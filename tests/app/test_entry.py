@@ -1,13 +1,15 @@
 """How the command starts, and how it ends when Ctrl-C comes before it has."""
 
 import os
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
 from edge0_ref.app.locate import embedded_model
-from tests.app.command import ROOT
+from tests.app.command import ROOT, TIMEOUT, start
 
 INTERRUPTED = """
 import sys
@@ -40,6 +42,55 @@ def test_the_package_is_the_command() -> None:
     refused = run("-m", "edge0_ref", "dance")
     assert (refused.returncode, refused.stdout) == (2, "")
     assert refused.stderr.startswith("edge0: error: ")
+
+
+ENDING = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+
+
+@pytest.mark.spec("ENG-065", "STO-047")
+@pytest.mark.parametrize(("number", "code"), ENDING)
+def test_a_signal_that_ends_the_command_leaves_nothing_half_written(tmp_path, number, code) -> None:
+    folder, end = tmp_path / "made", time.monotonic() + TIMEOUT
+    with start("synth", "qwen3.6-35b-a3b", "--out", folder, "--layers", 4, "--experts", 64) as process:
+        while not folder.exists() and time.monotonic() < end:
+            time.sleep(0.001)
+        process.send_signal(number)
+        told = process.communicate(timeout=TIMEOUT)
+    assert (process.returncode, told, folder.exists()) == (code, ("", ""), False)
+
+
+@pytest.mark.spec("ENG-065", "ENG-073")
+@pytest.mark.parametrize(("number", "code"), ENDING)
+def test_a_signal_that_ends_a_measurement_ends_its_process_too(number, code) -> None:
+    with start("bench", "--tokens", 1900) as process:
+        assert any("prefetch, K = " in line for line in process.stderr)  # its process has begun
+        process.send_signal(number)
+        told = process.communicate(timeout=TIMEOUT)  # to the end of stderr, which that process has too
+    assert (process.returncode, told) == (code, ("", ""))
+
+
+@pytest.mark.spec("ENG-065")
+def test_what_nohup_has_ignored_stays_ignored() -> None:
+    shown = "import signal; from edge0_ref.app import cli; cli.run = lambda words: signal.getsignal(1); cli.main()"
+    words = ["nohup", sys.executable, "-c", shown]
+    assert subprocess.run(words, capture_output=True, cwd=ROOT, check=False).returncode == signal.SIG_IGN
+
+
+NOWHERE = """
+from numba.core.caching import FunctionCache
+from edge0_ref.__main__ import main
+FunctionCache._impl_class._locator_classes = []
+main()
+"""
+
+
+@pytest.mark.spec("ENG-065")
+@pytest.mark.parametrize("command", [["generate", "--prompt", "a"], ["doctor"], ["bench"], ["trace", "--out", "x"]])
+def test_who_can_keep_compiled_kernels_nowhere_is_told_how_to_name_a_place(command) -> None:
+    done = run("-c", NOWHERE, *command)
+    (line,) = done.stderr.splitlines()
+    assert (done.returncode, done.stdout, line.startswith("edge0: error: ")) == (2, "", True)
+    assert "NUMBA_CACHE_DIR=FOLDER" in line
 
 
 def redirected(redirection: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

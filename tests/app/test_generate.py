@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from edge0_ref.app import embedded_model
+from edge0_ref.app import embedded_model, live
 from edge0_ref.tokens import open_tokenizer
 from tests.app.command import ROOT, TIMEOUT, edge0, edge0_here, start
 from tests.app.terminal import read_all
@@ -109,6 +109,16 @@ def test_the_table_of_costs_goes_to_stderr(capsys) -> None:
     done = edge0_here(capsys, "generate", "--prompt", "Genesis 1\n", "--max-tokens", 3, "--stats", "--no-adapters")
     assert done.stdout == TOKENIZER.decode(GENESIS[:3]) + "\n"
     assert all(word in done.stderr for word in ("bytes read", "in a slot", "dropped", "memory plan"))
+
+
+@pytest.mark.spec("ENG-002", "ENG-060")
+def test_a_terminal_shows_the_text_and_not_what_it_could_be_taken_for(capsys, monkeypatch) -> None:
+    monkeypatch.setattr(live, "status_line", lambda result: "")
+    screen = live.LiveScreen(lambda: None, text_on_terminal=True)
+    for piece in ("[bold]:smile:\n", ":heart:[/]"):
+        screen.write(piece)
+    screen.close()
+    assert "[bold]:smile:\n:heart:[/]" in capsys.readouterr().out
 
 
 @pytest.mark.spec("ENG-060")

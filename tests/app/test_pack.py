@@ -121,6 +121,20 @@ def test_generate_finds_the_sidecar_and_inspect_tells(
     assert edge0(*request, "--packed", "none").returncode == 0
 
 
+@pytest.mark.spec("STO-045")
+@pytest.mark.parametrize("before", [None, b"damaged"])
+def test_a_link_in_the_sidecar_s_place_stays_one_and_what_it_leads_to_is_written(folder, tmp_path, before) -> None:
+    elsewhere = tmp_path / "other disk"
+    elsewhere.mkdir()
+    if before is not None:
+        (elsewhere / "packed").write_bytes(before)
+    (folder / SIDECAR).symlink_to(elsewhere / "packed")
+    assert run_pack(folder, None, silent)["did"] == "packed"
+    assert (folder / SIDECAR).is_symlink()
+    assert [path.name for path in elsewhere.iterdir()] == ["packed"]
+    assert run_pack(folder, None, silent)["did"] == "checked"
+
+
 @pytest.mark.spec("STO-042", "ENG-065")
 def test_what_cannot_be_packed_or_used_is_refused(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -150,6 +164,16 @@ def test_a_folder_that_cannot_be_written_names_the_way_out(folder: Path, monkeyp
     monkeypatch.setattr(os, "open", read_only)
     with pytest.raises(UsageError, match=r"Read-only file system; --out DIR puts the file elsewhere"):
         pack.run_pack(folder, None, silent)
+
+
+@pytest.mark.spec("STO-042", "ENG-065")
+def test_a_sidecar_that_this_user_may_not_read_is_no_stale_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_pack(folder, None, silent)
+    before = (folder / SIDECAR).stat()
+    monkeypatch.setattr(os, "access", lambda path, mode: path != folder / SIDECAR)
+    with pytest.raises(UsageError, match=f"{SIDECAR}: cannot be read by this user"):
+        run_pack(folder, None, silent)
+    assert (folder / SIDECAR).stat() == before
 
 
 @pytest.mark.spec("STO-045", "ENG-065")

@@ -100,6 +100,16 @@ def test_a_file_s_name_tells_a_terminal_nothing(capsys) -> None:
     assert "Ä\\x1b[2J\\u202e: no such folder" in said
 
 
+def test_brackets_and_colons_of_a_file_s_name_are_shown_as_they_are(capsys, tmp_path) -> None:
+    name = "m[red]:smile:[/bold]"
+    (tmp_path / name).mkdir(parents=True)
+    build(tmp_path / name, RECIPE)
+    few = ("--scenario", "on-demand", "--tokens", 1, "--prompt-tokens", 2)
+    for command in (["trace", "--out", tmp_path / "trace.json"], ["bench"]):
+        done = edge0_here(capsys, *command, tmp_path / name, *few)
+        assert (done.returncode, name in "".join(done.stderr.split())) == (0, True), done.stderr
+
+
 def damaged(folder, how: str) -> str:
     """A model folder with one thing wrong; the word an error must say."""
     build(folder, RECIPE, shards=2)

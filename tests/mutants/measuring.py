@@ -78,6 +78,10 @@ def pages_thrown_away_unwritten(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(page_cache, "OUT_OF_DATE", 2)
 
 
+def mapped_pages_stay(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(page_cache, "mappings_of", lambda paths: iter(()))
+
+
 def raw_reads_of_one_block(patch: pytest.MonkeyPatch) -> None:
     original = scenario.Running.expert_file
     patch.setattr(scenario.Running, "expert_file", lambda running: (original(running)[0], 8 * 4096))
@@ -126,6 +130,7 @@ MUTANTS = {
     blocks_begin_with_what_raw_reads_left: "ENG-074",
     mapped_pages_counted_twice: "ENG-073",
     pages_thrown_away_unwritten: "ENG-074",
+    mapped_pages_stay: "ENG-074",
     raw_reads_of_one_block: "ENG-075",
     reads_from_before_the_run: "ENG-076",
     a_trace_of_means: "ENG-076",

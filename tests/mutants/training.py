@@ -1,5 +1,6 @@
 """Mutants of chapter 12: losses, one head's learning, and runs that stop and go on."""
 
+import json
 from typing import Any
 
 import numpy as np
@@ -94,6 +95,14 @@ def any_base_will_do(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(adapters, "check_base", lambda checkpoint, folder, adapters: None)
 
 
+def a_line_of_the_log_joined_to_a_cut_one(patch: pytest.MonkeyPatch) -> None:
+    def note(folder: Any, entry: Any) -> None:
+        with (folder.folder / "log.jsonl").open("a", encoding="utf-8") as log:
+            log.write(json.dumps(entry) + "\n")
+
+    patch.setattr(train_files.RunFolder, "note", note)
+
+
 MUTANTS = {
     kl_the_other_way_round: "TRN-001",
     the_tail_left_out: "TRN-002",
@@ -102,6 +111,7 @@ MUTANTS = {
     a_cold_start: "TRN-003",
     a_step_done_twice: "TRN-004",
     a_stage_trained_twice: "TRN-004",
+    a_line_of_the_log_joined_to_a_cut_one: "TRN-004",
     nan_without_a_checkpoint: "TRN-005",
     any_checkpoint_will_do: "TRN-006",
     any_teacher_will_do: "TRN-006",

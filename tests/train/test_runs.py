@@ -2,6 +2,7 @@
 
 import errno
 import json
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from edge0_ref.adapters import adapters_of
 from edge0_ref.app import blas, train_files
+from edge0_ref.app.cli import leave
 from edge0_ref.app.train import open_teacher, run_stage, run_stages
 from edge0_ref.app.train_text import Corpus
 from edge0_ref.checkpoint import Checkpoint
@@ -314,3 +316,36 @@ def test_the_log_and_the_picture_hold_every_step(job: MakeJob, tmp_path: Path) -
     lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text("utf-8").splitlines()]
     assert [(line["stage"], line["step"]) for line in lines] == [("heads", step) for step in range(5)]
     assert "heads: loss in nats, 5 steps" in (tmp_path / "run" / "curve.svg").read_text("utf-8")
+
+
+@pytest.mark.spec("TRN-004")
+def test_a_log_that_was_cut_within_a_line_keeps_its_other_lines(job: MakeJob, tmp_path: Path) -> None:
+    log = tmp_path / "run" / "log.jsonl"
+    log.parent.mkdir()
+    log.write_text('{"stage": "heads", "step": 0, "loss": 1.0}\n{"stage": "heads", "step": 9, "lo', "utf-8")
+    run_stage(job(), SETTINGS)
+    losses = train_files.RunFolder(log.parent).losses()
+    assert [step for step, _ in losses["heads"]] == [*range(SETTINGS.steps)]
+    assert (log.parent / "curve.svg").exists()
+
+
+@pytest.mark.spec("TRN-004")
+def test_a_log_that_cannot_be_written_is_named(job: MakeJob, tmp_path: Path) -> None:
+    (tmp_path / "run" / "log.jsonl").mkdir(parents=True)
+    with pytest.raises(UsageError, match=r"log\.jsonl: not written: Is a directory"):
+        run_stage(job(), SETTINGS)
+
+
+@pytest.mark.spec("ENG-065", "TRN-004")
+def test_a_signal_leaves_a_checkpoint(job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = SumStage.step
+
+    def ended(self: SumStage, number: int) -> float:
+        if number == SETTINGS.steps - 1:
+            leave(signal.SIGTERM, None)
+        return step(self, number)
+
+    monkeypatch.setattr(SumStage, "step", ended)
+    with pytest.raises(SystemExit, match="143"):
+        run_stage(job(), SETTINGS)
+    assert (tmp_path / "run" / "heads.checkpoint.safetensors").exists()
