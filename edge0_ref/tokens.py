@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 from edge0_ref.config import is_there, read_file, read_json
@@ -19,6 +20,7 @@ Message = Mapping[str, Any]
 Fill = Callable[[Mapping[str, Any]], str]  # what a template says, given its variables
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 THINK, END_OF_THOUGHT = "<think>", "</think>"  # as published templates mark what a model thinks
+MOST_SAID = 300  # characters of what a library says, in one line
 BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
@@ -118,7 +120,7 @@ def failing_as(kind: type[Edge0Error], what: str) -> Iterator[None]:
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        raise kind(f"{what} ({error})") from None
+        raise kind(f"{what} ({shorten(str(error), MOST_SAID)})") from None  # it may repeat the file
 
 
 def open_tokenizer(folder: Path) -> Tokenizer:

@@ -221,6 +221,7 @@ TOKENIZER = {
 @example(path=("post_processor", "special_tokens"), value={})
 @example(path=("model", "continuing_subword_prefix"), value="long")
 @example(path=("model", "unk_token"), value="?")
+@example(path=("padding", "direction"), value="a\nb")
 def test_any_value_anywhere_in_a_tokenizer(tmp_path: Path, path: tuple[Any, ...], value: Any) -> None:
     """What opens encodes, and decodes what it gave, or says why not."""
     (tmp_path / "tokenizer.json").write_text(json.dumps(replaced(TOKENIZER, path, value)))
