@@ -127,6 +127,18 @@ def test_scores_that_round_to_one_tie(driven: Driven, judge: Judge, seed: int, k
     judge.choice(routing.experts, np.tile(np.arange(k), (2, 1)), f"saturated scores, seed {seed}, k = {k}")
 
 
+@pytest.mark.spec("RTR-021", "RTR-024")
+@given(seed=cases.SEEDS, k=st.integers(1, 6))
+def test_a_finite_logit_of_any_size_has_a_score(driven: Driven, judge: Judge, seed: int, k: int) -> None:
+    """It is 0 or 1, which is easily missed on the way: exp overflows, or loses the rest of so large a number."""
+    sizes = np.array([-3e38, -1e16, -2e9, -1e5, -200, 200, 1e5, 2e9, 1e16, 3e38], np.float32)
+    logits = np.random.default_rng(seed).choice(sizes, (2, 6))
+    routing = driven.route(logits, SigmoidGroup(k, 1, 1, 2.5))
+    judge.choice(routing.experts, np.argsort(logits < 0, axis=1, kind="stable")[:, :k], f"logits {logits.tolist()}")
+    wanted = oracles.sigmoid_group_weights(logits, routing.experts, 2.5)
+    judge.bound(routing.weights, *wanted, f"weights of logits {logits.tolist()}", "RTR-024")
+
+
 @pytest.mark.spec("RTR-020")
 @given(recipe=cases.groups(), wrong=st.sampled_from(("groups", "kept", "k")))
 def test_groups_that_cannot_be_formed_are_refused(

@@ -122,7 +122,7 @@ class MlxDecoder:
     def step(self, token: int) -> Float32[mx.array, " vocab"]:
         """Append one token, routed by the predictions made for its position where there are any."""
         start, waited, evaluations = time.perf_counter(), self._waited, self.counters.evaluations
-        self._check([token])
+        self._begin([token])
         hidden = self._forward([token], self._decode)
         logits = self._whole(self._evaluated_logits(self._logits_of_one(hidden)))[0]
         seconds = time.perf_counter() - start - (self._waited - waited)
@@ -147,7 +147,7 @@ class MlxDecoder:
 
         A prompt is routed by the routers: predictions of an earlier turn are forgotten, not consumed.
         """
-        self._check(tokens)
+        self._begin(tokens)
         for first in range(0, len(tokens), self.plan.prefill_chunk):
             self.state.predicted = {}  # a chunk's own predictions too: the next chunk is prompt as well
             for executor in self._decode.values():
@@ -162,7 +162,8 @@ class MlxDecoder:
                 self._evaluate(hidden)
         mx.clear_cache()  # a chunk's buffers are of no use to single tokens
 
-    def _check(self, tokens: Sequence[int]) -> None:
+    def _begin(self, tokens: Sequence[int]) -> None:
+        """[DEC-041] Refuse what cannot be done. From here on, what ends early is half done: only `reset` helps."""
         if self._interrupted:
             raise UsageError("the last call failed half-way: reset the decoder, or restore a snapshot")
         if not len(tokens):
@@ -174,10 +175,10 @@ class MlxDecoder:
             raise UsageError(
                 f"context full: {self.position} tokens and {len(tokens)} more, room for {self.plan.context}"
             )
+        self._interrupted = True
 
     def _forward(self, tokens: Sequence[int], executors: Mapping[int, MlxExecutor]) -> Activations:
-        """[DEC-041] The graph of the hidden states after the last layer. An error leaves a half-advanced state."""
-        self._interrupted = True
+        """The graph of the hidden states after the last layer."""
         hidden = (self._embed_one if len(tokens) == 1 else self._embed)(mx.array(list(tokens)))
         self._note("embedding", -1, hidden)
         consumed, self.state.predicted = self.state.predicted, {}

@@ -72,8 +72,9 @@ def sigmoid_scores(logits: Logits) -> Logits:
 def exp(x: mx.array) -> mx.array:
     """exp, to the last bits also of tiny results: `mx.exp` is off by x units in the last place on a CPU.
 
-    exp(x) = 2^n exp(x - n ln 2), with ln 2 in two parts of which the first times n is exact.
+    exp(x) = 2^n exp(x - n ln 2), with ln 2 in two parts of which the first times n is exact unless n is huge.
     """
+    x = mx.maximum(x, -200.0)  # whose exp is 0 as well
     n = mx.round(x * LOG2_E)
     return mx.exp((x - n * LN_2_HIGH) - n * LN_2_LOW) * mx.power(2.0, n)
 

@@ -152,14 +152,14 @@ class ReferenceDecoder:
 
     def step(self, token: int) -> Float32[np.ndarray, " vocab"]:
         """Append one token, routed by the predictions made for its position where there are any."""
-        self._check([token])
+        self._begin([token])
         hidden = self._forward([token], self._decode)
         logits: Float32[np.ndarray, " vocab"] = self._whole(self._logits(hidden))[0]
         return logits
 
     def _chunks(self, tokens: Sequence[int]) -> Iterable[Activations]:
         """[PRE-008] A prompt is routed by the routers: predictions of an earlier turn are forgotten, not consumed."""
-        self._check(tokens)
+        self._begin(tokens)
         for first in range(0, len(tokens), self.plan.prefill_chunk):
             self.state.predicted = {}  # a chunk's own predictions too: the next chunk is prompt as well
             for executor in self._decode.values():
@@ -167,7 +167,8 @@ class ReferenceDecoder:
             chunk = tokens[first : first + self.plan.prefill_chunk]
             yield self._forward(chunk, self._prefill if len(chunk) >= self.plan.prefill_from else self._decode)
 
-    def _check(self, tokens: Sequence[int]) -> None:
+    def _begin(self, tokens: Sequence[int]) -> None:
+        """[DEC-041] Refuse what cannot be done. From here on, what ends early is half done: only `reset` helps."""
         if self._interrupted:
             raise UsageError("the last call failed half-way: reset the decoder, or restore a snapshot")
         if not len(tokens):
@@ -179,10 +180,10 @@ class ReferenceDecoder:
             raise UsageError(
                 f"context full: {self.position} tokens and {len(tokens)} more, room for {self.plan.context}"
             )
+        self._interrupted = True
 
     def _forward(self, tokens: Sequence[int], executors: dict[int, Executor[Array]]) -> Activations:
-        """[DEC-041] Hidden states after the last layer. An error leaves a half-advanced state: only `reset` helps."""
-        self._interrupted = True
+        """Hidden states after the last layer."""
         hidden = embed(self.embedding.weight, np.asarray(tokens))
         self.observe("embedding", -1, hidden)
         consumed, self.state.predicted = self.state.predicted, {}

@@ -99,9 +99,13 @@ class ExpertFiles:
             raise
 
     def close(self) -> None:
-        for reader in self._readers.values():
-            reader.close()
-        self._readers.clear()
+        close_all(self._readers)
+
+
+def close_all(readers: dict[Path, RangeReader]) -> None:
+    """[BCK-010] Close each once, even after an interrupted attempt: its number may be another file's by now."""
+    while readers:
+        readers.popitem()[1].close()
 
 
 def find_experts(checkpoint: Checkpoint, layer: int, moe: MoeConfig) -> tuple[ExpertLayout, list[Piece]]:

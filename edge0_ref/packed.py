@@ -19,7 +19,7 @@ from jaxtyping import UInt8, UInt32
 from edge0_ref.checkpoint import Checkpoint
 from edge0_ref.contract import Array, ExpertLayout, ExpertStore, ReadMode
 from edge0_ref.errors import CheckpointError, ReadError
-from edge0_ref.expert_store import ExpertFiles, FileExpertStore, Piece, find_experts
+from edge0_ref.expert_store import ExpertFiles, FileExpertStore, Piece, close_all, find_experts
 from edge0_ref.readers import BLOCK, RangeReader, open_for_reading, open_reader, read_exactly
 from edge0_ref.safetensors_header import read_header
 
@@ -148,9 +148,7 @@ class PackedFiles:
         }
 
     def close(self) -> None:
-        for reader in self._readers.values():
-            reader.close()
-        self._readers.clear()
+        close_all(self._readers)
 
 
 def verify_sidecar(checkpoint: Checkpoint, path: Path) -> dict[int, PackedLayer]:

@@ -2,13 +2,15 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
-from edge0_ref.errors import CheckpointError, UsageError
+from edge0_ref.errors import CheckpointError, Edge0Error, UsageError
 from edge0_ref.json_files import is_there, read_file, read_json
 
 if TYPE_CHECKING:
@@ -18,6 +20,7 @@ Message = Mapping[str, Any]
 Fill = Callable[[Mapping[str, Any]], str]  # what a template says, given its variables
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 THINK, END_OF_THOUGHT = "<think>", "</think>"  # as published templates mark what a model thinks
+MOST_SAID = 300  # characters of what a library says, in one line
 BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
@@ -38,11 +41,13 @@ class Tokenizer:
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Ids of a text; `special` lets the tokenizer add its begin token, which a chat template writes itself.
 
-        Raises UsageError for text that is no Unicode (a command line can hold any bytes).
+        Raises UsageError for text that is no Unicode (a command line can hold any bytes), or that the tokenizer has no
+        ids for.
         """
         if any("\ud800" <= character <= "\udfff" for character in text):
             raise UsageError("the text holds bytes that are not UTF-8")
-        return list(self._inner.encode(text, add_special_tokens=special).ids)
+        with failing_as(UsageError, "the model's tokenizer cannot encode this text"):
+            return list(self._inner.encode(text, add_special_tokens=special).ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, without special tokens; bytes that are no UTF-8 become U+FFFD."""
@@ -107,16 +112,30 @@ class TextStream:
         return piece
 
 
+@contextmanager
+def failing_as(kind: type[Edge0Error], what: str) -> Iterator[None]:
+    """The library of tokenizers raises bare Exception, and where it panics not even that."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise kind(f"{what} ({shorten(str(error), MOST_SAID)})") from None  # it may repeat the file
+
+
 def open_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer of a model folder. Raises CheckpointError when there is none or it is damaged."""
+    """[ENG-001] The tokenizer of a model folder. Raises CheckpointError when there is none or it is damaged.
+
+    A file may come from training with a length at which texts were cut or to which they were padded: no prompt is.
+    """
     import tokenizers
 
     path = folder / "tokenizer.json"
     text = read_file(path)
-    try:
+    with failing_as(CheckpointError, f"{path}: not a tokenizer"):
         inner = tokenizers.Tokenizer.from_buffer(text)
-    except Exception as error:  # the library raises bare Exception
-        raise CheckpointError(f"{path}: not a tokenizer ({error})") from None
+    inner.no_truncation()
+    inner.no_padding()
     settings_path = folder / "tokenizer_config.json"
     settings = read_json(settings_path) if is_there(settings_path) else {}
     template_path = folder / "chat_template.jinja"

@@ -53,6 +53,39 @@ def test_text_that_is_no_unicode_is_refused() -> None:
         EMBEDDED.encode("half a pair: \ud83d")
 
 
+def rewritten(folder: Path, **fields: object) -> Tokenizer:
+    """The embedded model's tokenizer with fields of its file changed."""
+    held = json.loads((embedded_model() / "tokenizer.json").read_text("utf-8"))
+    return open_tokenizer(write(folder, tokenizer__json=held | fields))
+
+
+CUT = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}
+PADDED = {"direction": "Left", "pad_id": 0, "pad_token": "<|end|>", "pad_type_id": 0, "strategy": {"Fixed": 32}}
+
+
+@pytest.mark.spec("ENG-001")
+@pytest.mark.parametrize("left_from_training", [{"truncation": CUT}, {"padding": PADDED}])
+def test_a_length_that_texts_were_trained_at_neither_cuts_nor_pads_a_prompt(tmp_path, left_from_training) -> None:
+    text = "In the beginning God created the heaven"
+    assert rewritten(tmp_path, **left_from_training).encode(text) == EMBEDDED.encode(text)
+
+
+@pytest.mark.spec("ENG-001")
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model": {"type": "WordLevel", "vocab": {"In": 0}, "unk_token": "?"}},
+        {"model": {"type": "Unigram", "vocab": [["In", 0.0]], "unk_id": None}},
+        {"post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}],
+         "pair": [], "special_tokens": {}}},  # the library panics
+    ],
+)  # fmt: skip
+def test_text_that_the_tokenizer_has_no_ids_for_is_refused(tmp_path, fields) -> None:
+    tokenizer = rewritten(tmp_path, added_tokens=[], **fields)
+    with pytest.raises(UsageError, match="the model's tokenizer cannot encode this text"):
+        tokenizer.encode("In the beginning")
+
+
 @pytest.mark.spec("ENG-002")
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
@@ -94,7 +127,12 @@ def write(folder: Path, **files: object) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("content", [None, "", "{}", "not JSON"])
+PANICS = {
+    "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"], "continuing_subword_prefix": "##"}
+}
+
+
+@pytest.mark.parametrize("content", [None, "", "{}", "not JSON", PANICS])
 def test_a_missing_or_damaged_tokenizer_is_an_error_that_names_the_file(tmp_path, content) -> None:
     if content is not None:
         write(tmp_path, tokenizer__json=content)

@@ -139,13 +139,13 @@ def reset_keeps_the_state(patch: Patch) -> None:
 
 
 def going_on_after_an_error(patch: Patch) -> None:
-    original = decoder.MlxDecoder._check
+    original = decoder.MlxDecoder._begin
 
     def check(self: Any, tokens: Any) -> None:
         self._interrupted = False
         original(self, tokens)
 
-    patch.setattr(decoder.MlxDecoder, "_check", check)
+    patch.setattr(decoder.MlxDecoder, "_begin", check)
 
 
 def attention_sees_the_future(patch: Patch) -> None:

@@ -5,18 +5,21 @@ import subprocess
 import sys
 import threading
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-import edge0_mlx
+import edge0_mlx.decoder
 from edge0_ref.adapters import Adapters
 from edge0_ref.checkpoint import Checkpoint
 from edge0_ref.contract import Array, Plan
 from edge0_ref.errors import BackendError, ReadError, UsageError
 from edge0_ref.expert_store import FileExpertStore
 from tests.mlx.conftest import Opened
+from tests.ref.test_decoder import TINY, open_both
+from tests.ref.test_interrupted import judge_interrupted_calls
 
 PLAN = Plan(top_k=2, slots=4)
 
@@ -51,6 +54,13 @@ def test_after_an_error_in_mid_call_a_reset_decoder_is_a_new_one(
     decoder.reset()
     assert not any(executor.resident for executor in decoder._prefill.values())
     np.testing.assert_array_equal(tokens_of(opened.backend, decoder), wanted)
+
+
+@pytest.mark.spec("DEC-041")
+def test_a_decoder_interrupted_at_any_line_goes_on_from_where_it_is_or_refuses(opened: Opened, tmp_path: Path) -> None:
+    checkpoint, adapters = open_both(tmp_path, TINY)
+    decoder = opened(checkpoint, PLAN, adapters)
+    judge_interrupted_calls(decoder, lambda decoder: decoder.prefill([6, 7]), {edge0_mlx.decoder.__file__})
 
 
 @pytest.mark.spec("DEC-041", "BCK-004")

@@ -174,6 +174,21 @@ def going_on_after_an_error_between_calls_of_a_prompt(patch: pytest.MonkeyPatch)
     patch.setattr(ReferenceDecoder, "_forward", forward)
 
 
+def an_early_end_unnoticed_before_the_layers(patch: pytest.MonkeyPatch) -> None:
+    begin, forward = ReferenceDecoder._begin, ReferenceDecoder._forward
+
+    def begin_unmarked(self: ReferenceDecoder, tokens: Any) -> None:
+        begin(self, tokens)
+        self._interrupted = False
+
+    def forward_marked(self: ReferenceDecoder, tokens: Any, executors: Any) -> Any:
+        self._interrupted = True
+        return forward(self, tokens, executors)
+
+    patch.setattr(ReferenceDecoder, "_begin", begin_unmarked)
+    patch.setattr(ReferenceDecoder, "_forward", forward_marked)
+
+
 def a_snapshot_shares_memory(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(DeltaState, "copy", lambda state: DeltaState(state.conv.copy(), state.memory))
 
@@ -186,8 +201,8 @@ def reset_keeps_the_memory(patch: pytest.MonkeyPatch) -> None:
 
 
 def negative_tokens_accepted(patch: pytest.MonkeyPatch) -> None:
-    original = ReferenceDecoder._check
-    patch.setattr(ReferenceDecoder, "_check", lambda self, tokens: original(self, [abs(token) for token in tokens]))
+    original = ReferenceDecoder._begin
+    patch.setattr(ReferenceDecoder, "_begin", lambda self, tokens: original(self, [abs(token) for token in tokens]))
 
 
 def bits_that_depend_on_the_chunk(patch: pytest.MonkeyPatch) -> None:
@@ -241,6 +256,7 @@ MUTANTS = {
     final_norm_left_out: "DEC-042",
     going_on_after_an_error: "DEC-041",
     going_on_after_an_error_between_calls_of_a_prompt: "DEC-041",
+    an_early_end_unnoticed_before_the_layers: "DEC-041",
     a_snapshot_shares_memory: "DEC-044",
     reset_keeps_the_memory: "DEC-046",
     negative_tokens_accepted: "DEC-045",

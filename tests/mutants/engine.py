@@ -1,8 +1,10 @@
 """Mutants of chapter 10: text, sampling, sessions, budgets."""
 
+import json
 import time
 from dataclasses import replace
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -10,6 +12,7 @@ import jinja2.sandbox
 import numpy as np
 import pytest
 
+from edge0_ref import tokens
 from edge0_ref.adapters import Adapters
 from edge0_ref.app import backends
 from edge0_ref.app.api import Model
@@ -25,6 +28,18 @@ from tests.mutants.replacing import replace_everywhere
 def text_stripped(patch: pytest.MonkeyPatch) -> None:
     original = Tokenizer.encode
     patch.setattr(Tokenizer, "encode", lambda self, text, **options: original(self, text.strip(), **options))
+
+
+def prompts_cut_at_the_length_of_training(patch: pytest.MonkeyPatch) -> None:
+    original = tokens.open_tokenizer
+
+    def open_tokenizer(folder: Path) -> Tokenizer:
+        opened, held = original(folder), json.loads((folder / "tokenizer.json").read_text("utf-8"))
+        if held["truncation"]:
+            opened._inner.enable_truncation(held["truncation"]["max_length"])
+        return opened
+
+    replace_everywhere(patch, original, open_tokenizer)
 
 
 def a_piece_for_each_token(patch: pytest.MonkeyPatch) -> None:
@@ -317,6 +332,7 @@ def slots_for_every_layer_alike(patch: pytest.MonkeyPatch) -> None:
 
 MUTANTS = {
     text_stripped: "ENG-001",
+    prompts_cut_at_the_length_of_training: "ENG-001",
     a_piece_for_each_token: "ENG-002",
     templates_without_a_sandbox: "ENG-003",
     settings_unchecked: "ENG-010",

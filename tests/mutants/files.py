@@ -210,6 +210,15 @@ def waiting_ends_before_the_bytes_are_there(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Read, "wait", wait)
 
 
+def files_closed_again_after_an_interrupt(patch: pytest.MonkeyPatch) -> None:
+    def close_all(readers: Any) -> None:
+        for reader in readers.values():
+            reader.close()
+        readers.clear()
+
+    replace_everywhere(patch, expert_store.close_all, close_all)
+
+
 MUTANTS = {
     the_last_of_two_names_wins: "STO-001",
     holes_and_overlaps_accepted: "STO-002",
@@ -233,4 +242,5 @@ MUTANTS = {
     urgent_reads_wait_their_turn: "STO-030",
     a_failed_read_is_not_tried_again: "STO-031",
     waiting_ends_before_the_bytes_are_there: "STO-031",
+    files_closed_again_after_an_interrupt: "BCK-010",
 }

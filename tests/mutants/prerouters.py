@@ -66,7 +66,7 @@ def a_prompt_consumes_old_predictions(patch: pytest.MonkeyPatch) -> None:
     original = ReferenceDecoder._forward
 
     def chunks(self: ReferenceDecoder, tokens: Any) -> Any:
-        self._check(tokens)
+        self._begin(tokens)
         for token in tokens:
             yield original(self, [token], self._prefill)
 

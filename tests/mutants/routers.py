@@ -76,6 +76,15 @@ def weights_not_renormalized(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(backend, "route", route)
 
 
+def scores_of_large_logits_overflow(patch: pytest.MonkeyPatch) -> None:
+    def sigmoid_scores(logits: np.ndarray) -> np.ndarray:
+        with np.errstate(over="ignore", invalid="ignore"):
+            powers = np.exp(logits.astype(np.float64))
+            return (powers / (1 + powers)).astype(np.float32)
+
+    patch.setattr(router, "sigmoid_scores", sigmoid_scores)
+
+
 def sigmoid_weights_not_renormalized(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(router, "renormalize", lambda chosen, scale: (chosen * np.float32(scale)).astype(np.float32))
 
@@ -172,6 +181,7 @@ MUTANTS = {
     weights_not_renormalized: "RTR-011",
     weights_uniform: "RTR-011",
     exp_in_float32: "NUM-003",
+    scores_of_large_logits_overflow: "RTR-021",
     sigmoid_weights_not_renormalized: "RTR-024",
     epsilon_lost: "RTR-024",
     scale_applied_before_renormalizing: "RTR-024",

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from edge0_ref.adapters import open_adapters
 from edge0_ref.errors import Edge0Error
 from edge0_ref.inventory import open_checkpoint
+from edge0_ref.tokens import open_tokenizer
 from tests.ref.builders import adapter_metadata, adapter_tensors, make_header, write_model, write_raw, write_safetensors
 from tests.ref.sound import CONFIG, RECIPE, TENSORS
 
@@ -192,3 +193,41 @@ def test_any_value_anywhere_in_the_header_of_an_adapter(tmp_path: Path, path: tu
     data = b"".join(held.data for held in ADAPTERS.values())
     write_raw(tmp_path / "adapters" / "a.safetensors", replaced(header, path, value), data)
     opens_or_says_why(tmp_path / "adapters", lambda folder: open_adapters(folder, config))
+
+
+TOKENIZER = {
+    "version": "1.0",
+    "truncation": {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0},
+    "padding": {"direction": "Left", "pad_id": 0, "pad_token": "<s>", "pad_type_id": 0, "strategy": {"Fixed": 8}},
+    "added_tokens": [{"id": 0, "content": "<s>", "single_word": False, "lstrip": False, "rstrip": False,
+                      "normalized": False, "special": True}],
+    "normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "Prepend", "prepend": "a"}]},
+    "pre_tokenizer": {"type": "Split", "pattern": {"Regex": "b+"}, "behavior": "Isolated", "invert": False},
+    "post_processor": {
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [],
+        "special_tokens": {"<s>": {"id": "<s>", "ids": [0], "tokens": ["<s>"]}},
+    },
+    "decoder": {"type": "ByteFallback"},
+    "model": {"type": "BPE", "unk_token": "<s>", "continuing_subword_prefix": "", "byte_fallback": True,
+              "vocab": {"<s>": 0, "a": 1, "b": 2, "ab": 3}, "merges": ["a b"]},
+}  # fmt: skip
+
+
+@pytest.mark.spec("ENG-001")
+@MANY
+@given(path=st.sampled_from(sorted(places(TOKENIZER), key=str)), value=VALUES)
+@example(path=("post_processor", "special_tokens"), value={})
+@example(path=("model", "continuing_subword_prefix"), value="long")
+@example(path=("model", "unk_token"), value="?")
+@example(path=("padding", "direction"), value="a\nb")
+def test_any_value_anywhere_in_a_tokenizer(tmp_path: Path, path: tuple[Any, ...], value: Any) -> None:
+    """What opens encodes, and decodes what it gave, or says why not."""
+    (tmp_path / "tokenizer.json").write_text(json.dumps(replaced(TOKENIZER, path, value)))
+
+    def use(folder: Path) -> None:
+        tokenizer = open_tokenizer(folder)
+        tokenizer.decode(tokenizer.encode("ab <s> cab"))
+
+    opens_or_says_why(tmp_path, use)

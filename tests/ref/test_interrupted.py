@@ -1,7 +1,8 @@
 """A call or hint that is interrupted, at whatever line, spoils no later one."""
 
+import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -10,11 +11,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge0_ref.contract import ExecutorKind, Routing
-from edge0_ref.errors import ReadError
+from edge0_ref import decoder as decoder_module
+from edge0_ref import expert_store, readers
+from edge0_ref.app.pack import run_pack
+from edge0_ref.backend import ReferenceBackend
+from edge0_ref.contract import ExecutorKind, Plan, Routing
+from edge0_ref.errors import ReadError, UsageError
 from edge0_ref.executors import make_executor, staged
+from edge0_ref.inventory import open_checkpoint
+from edge0_ref.packed import open_experts
 from edge0_ref.prefetch import HAND_OVER_BYTES, Prefetcher, Read
+from tests.ref.builders import build
 from tests.ref.memory_store import LAYOUT, MemoryStore
+from tests.ref.test_decoder import TINY, open_both
 
 EXPERTS, SLOTS = 7, 4
 FOLDER = Path(staged.__file__).parent
@@ -25,13 +34,13 @@ pytestmark = pytest.mark.usefixtures("unchecked")
 
 
 @contextmanager
-def interrupted_at(line: int) -> Iterator[None]:
-    """Ctrl-C at the line-th line that an executor runs in this thread."""
+def interrupted_at(line: int, files: Collection[str] = FILES) -> Iterator[None]:
+    """Ctrl-C at the line-th line of these files, those of executors, that is run in this thread."""
     left = line
 
     def trace(frame: FrameType, event: str, argument: object) -> Callable[..., Any] | None:
         nonlocal left
-        if frame.f_code.co_filename not in FILES:
+        if frame.f_code.co_filename not in files:
             return None
         if event == "line":
             left -= 1
@@ -116,3 +125,75 @@ def test_a_thread_that_cannot_be_started_is_a_named_error_and_closing_works(monk
     assert answers(executor) == answers(make_executor("exact", store, 1, Prefetcher(0)))
     executor.close()
     prefetcher.close()
+
+
+def judge_interrupted_calls(decoder: Any, call: Callable[[Any], object], files: Collection[str]) -> None:
+    """Wherever a call ends early, the decoder is where it was, or at the call's end, or refuses to go on.
+
+    The call is made at position 3, when a prediction waits for the next token.
+    """
+
+    def begin() -> Any:
+        decoder.reset()
+        return decoder.prefill([1, 2, 3])
+
+    def goes_on() -> list[bytes]:
+        return [np.array(decoder.step(token)).tobytes() for token in (4, 5)]
+
+    begin()
+    unchanged = goes_on()
+    begin()
+    call(decoder)
+    end, done = decoder.position, goes_on()
+    line, interrupted, refused = 0, True, 0
+    while interrupted:
+        line, interrupted = line + 1, False
+        begin()
+        try:
+            with interrupted_at(line, files):
+                call(decoder)
+        except KeyboardInterrupt:
+            interrupted = True
+        position = decoder.position
+        try:
+            went_on = goes_on()
+        except UsageError:
+            refused += 1
+        else:
+            assert went_on == {3: unchanged, end: done}[position], f"interrupted at line {line}"
+    assert refused > 5
+
+
+@pytest.mark.spec("DEC-041")
+@pytest.mark.parametrize("kind", ["staged", "whole_layer"])
+@pytest.mark.parametrize("call", [lambda decoder: decoder.prefill([6, 7]), lambda decoder: decoder.step(6)])
+def test_a_decoder_interrupted_at_any_line_goes_on_from_where_it_is_or_refuses(
+    tmp_path: Path, kind: ExecutorKind, call: Callable[[Any], object]
+) -> None:
+    checkpoint, adapters = open_both(tmp_path, TINY)
+    plan = Plan(top_k=2, executor=kind, prefill_executor="exact", slots=4, reader_threads=1)
+    decoder = ReferenceBackend().decoder(checkpoint, plan, adapters)
+    judge_interrupted_calls(decoder, call, {decoder_module.__file__, str(FOLDER.parent / "residency.py")})
+    decoder.close()
+
+
+@pytest.mark.spec("BCK-010")
+@pytest.mark.parametrize("packed", [False, True])
+def test_closing_again_after_an_interrupted_close_closes_every_file_once(
+    tmp_path: Path, packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A number that was closed may have become that of another file, which must stay open."""
+    folder = build(tmp_path, TINY, shards=3)
+    if packed:
+        run_pack(folder, None, lambda line: None)
+    closed, close = list[int](), os.close
+    monkeypatch.setattr("edge0_ref.readers.os.close", lambda file: (closed.append(file), close(file)))
+    for line in range(1, 40):
+        files = open_experts(open_checkpoint(folder), "pread")
+        closed.clear()
+        try:
+            with interrupted_at(line, {expert_store.__file__, readers.__file__}):
+                files.close()
+        except KeyboardInterrupt:
+            files.close()
+        assert len(closed) == len(set(closed)), f"interrupted at line {line}"
