@@ -75,12 +75,13 @@ class FastArithmetic(Arithmetic):
             self._work = aligned(numbers)
         return self._work
 
-    def _share(self, multiplications: int) -> None:
-        """Let the next kernel use all threads, or this one alone where that is faster."""
+    def _share(self, multiplications: int) -> int:
+        """Let the next kernel use all threads, or this one alone where that is faster: how many those are."""
         wanted = 1 if multiplications < SMALL_WORK else self.threads
         if wanted != getattr(SHARING, "threads", None):  # asking Numba takes a microsecond
             numba.set_num_threads(wanted)
             SHARING.threads = wanted
+        return wanted
 
     def stored(self, weight: QuantizedMatrix | Array) -> QuantizedMatrix | Array:
         """As it is: kernels read numbers of every kind."""
@@ -109,8 +110,8 @@ class FastArithmetic(Arithmetic):
         x = activations(x, stacked.cols, stacked.rows)
         work = self._room(fast_linear.linear_room(x.shape[0], x.shape[1], stacked.group_size, stacked.rank))
         y = np.empty((x.shape[0], stacked.rows), np.float32)
-        self._share(x.size * stacked.rows)
-        fast_linear.linear_quantized(x, *stacked.operands(x.shape[0]), work, y)
+        threads = self._share(x.size * stacked.rows)
+        fast_linear.linear_quantized(x, *stacked.operands(x.shape[0]), work, threads, y)
         return y
 
     def _dense(self, x: Array, weight: Array, lora: Lora | None = None) -> Array:
@@ -189,11 +190,12 @@ class FastArithmetic(Arithmetic):
         places, form = self._layouts[layout]
         work = self._room(fast_experts.experts_room(len(tokens), layout.hidden, layout.inner, layout.group_size))
         y = np.empty((len(tokens), layout.hidden), np.float32)
-        self._share(3 * y.size * layout.inner)
+        threads = self._share(3 * y.size * layout.inner)
         flat = memory.reshape(-1)
         words = flat.view(np.uint16)
         x = activations(x, layout.hidden, layout.inner)
-        fast_experts.run_experts(x, np.array(tokens), flat, words, slots, starts, places, form, work, layout.inner, y)
+        chosen = np.array(tokens), flat, words, slots, starts, places, form
+        fast_experts.run_experts(x, *chosen, work, layout.inner, threads, y)
         outputs[tokens, ranks] = y
 
 

@@ -8,6 +8,7 @@ from numba import prange
 from edge0_ref.fast_dense import ROWS
 from edge0_ref.fast_kernels import swiglu
 from edge0_ref.fast_linear import arrange_token, linear_room, quantized_rows, room, room_for_arranged
+from edge0_ref.fast_shares import share, take_task
 
 
 def experts_room(positions: int, hidden: int, inner: int, size: int) -> int:
@@ -42,6 +43,13 @@ def gate_and_up_rows(task, blocks, bank, words, slots, starts, places, form, tur
 
 @numba.njit(cache=True, nogil=True)
 @no_type_check
+def down_rows(task, blocks, bank, words, slots, starts, places, form, turned, sums, y):
+    """ROWS rows of down z of one job's expert."""
+    expert_rows(2, task % blocks, task // blocks, bank, words, slots, starts, places, form, turned, sums, y)
+
+
+@numba.njit(cache=True, nogil=True)
+@no_type_check
 def copy_row(rows, source, target):
     """As a loop: assigning whole rows compiles for seconds."""
     for c in range(rows.shape[1]):
@@ -50,12 +58,13 @@ def copy_row(rows, source, target):
 
 @numba.njit(cache=True, nogil=True, parallel=True)
 @no_type_check
-def run_experts(x, tokens, bank, words, slots, starts, places, form, work, inner_size, y):
+def run_experts(x, tokens, bank, words, slots, starts, places, form, work, inner_size, threads, y):
     """[EXE-003] down(silu(gate x) * (up x)) for all experts of a call at once, each where it lies in its slot.
 
     Job j is the expert in slots[j] at positions starts[j] .. starts[j + 1] - 1 of y [positions, hidden]; position p is
     row tokens[p] of x.
-    work: room for `experts_room` numbers. One thread arranges: that takes a thousandth of the time of multiplying.
+    work: room for `experts_room` numbers; threads: as many as Numba was told to use. One of them arranges: that takes
+    a thousandth of the time of multiplying.
     """
     jobs, positions = slots.shape[0], y.shape[0]
     turned, sums, rest = room_for_arranged(work, positions, x.shape[1], form[2])
@@ -68,10 +77,17 @@ def run_experts(x, tokens, bank, words, slots, starts, places, form, work, inner
             copy_row(sums, p - 1, p)
         else:
             arrange_token(x, tokens[p], form[1], form[2], turned, sums, p)
-    for task in prange(jobs * inner_blocks):
-        gate_and_up_rows(task, inner_blocks, bank, words, slots, starts, places, form, turned, sums, gate, inner)
+    untaken = share(jobs * inner_blocks, threads)
+    for thread in prange(threads):
+        task = take_task(untaken, thread, jobs * inner_blocks)
+        while task >= 0:
+            gate_and_up_rows(task, inner_blocks, bank, words, slots, starts, places, form, turned, sums, gate, inner)
+            task = take_task(untaken, thread, jobs * inner_blocks)
     for t in range(positions):
         arrange_token(inner, t, form[1], form[2], inner_turned, inner_sums, t)
-    for task in prange(jobs * blocks):
-        job, block = task // blocks, task % blocks
-        expert_rows(2, block, job, bank, words, slots, starts, places, form, inner_turned, inner_sums, y)
+    untaken_down = share(jobs * blocks, threads)
+    for thread in prange(threads):
+        task = take_task(untaken_down, thread, jobs * blocks)
+        while task >= 0:
+            down_rows(task, blocks, bank, words, slots, starts, places, form, inner_turned, inner_sums, y)
+            task = take_task(untaken_down, thread, jobs * blocks)

@@ -19,6 +19,7 @@ import numpy as np
 from numba import prange
 
 from edge0_ref.fast_dense import dense_rows, numbers
+from edge0_ref.fast_shares import share, take_task
 from edge0_ref.lanes import (
     BFLOAT16,
     WIDTH,
@@ -282,13 +283,13 @@ def linear_task(task, parts, packed, scales, biases, form, turned, sums, up, lor
 
 @numba.njit(cache=True, nogil=True, parallel=True)
 @no_type_check
-def linear_quantized(x, packed, scales, biases, form, tasks, parts, down, up, lora_kind, factors, work, y):
+def linear_quantized(x, packed, scales, biases, form, tasks, parts, down, up, lora_kind, factors, work, threads, y):
     """[DEQ-010] [LOR-001] y = W x + factor * B (A x), float32 throughout; W may be parts, one below the other.
 
     x [tokens, cols], y [tokens, rows]; packed: bytes; scales, biases, down, up: 16-bit words, flat;
     form: [kind of the coefficients, bits, group size]; tasks [.., 3]: part, first row, last row + 1;
     parts [.., 4]: rank of the part's LoRA, ranks of those before it, where row 0 of W would be in `up`, rows;
-    factors: one a part; work: room for `linear_room` numbers.
+    factors: one a part; work: room for `linear_room` numbers; threads: as many as Numba was told to use.
     """
     turned, sums, rest = room_for_arranged(work, x.shape[0], x.shape[1], form[2])
     low = room(rest, x.shape[0], parts[-1, 0] + parts[-1, 1])
@@ -298,5 +299,9 @@ def linear_quantized(x, packed, scales, biases, form, tasks, parts, down, up, lo
     else:
         for t in prange(x.shape[0]):
             prepare_token(x, np.int64(t), form, turned, sums, down, lora_kind, low)
-    for i in prange(tasks.shape[0]):
-        linear_task(tasks[i], parts, packed, scales, biases, form, turned, sums, up, lora_kind, factors, low, y)
+    untaken = share(tasks.shape[0], threads)
+    for thread in prange(threads):
+        i = take_task(untaken, thread, tasks.shape[0])
+        while i >= 0:
+            linear_task(tasks[i], parts, packed, scales, biases, form, turned, sums, up, lora_kind, factors, low, y)
+            i = take_task(untaken, thread, tasks.shape[0])
