@@ -13,9 +13,9 @@ import pytest
 
 from edge0_ref.app import bench as command
 from edge0_ref.app import bench_case
-from edge0_ref.app.bench_case import Measured, Step, decode, figures, process_peak, raw_rate, run_once
+from edge0_ref.app.bench_case import Measured, Step, decode, figures, raw_rate, run_once
 from edge0_ref.app.cgroup import memory_group
-from edge0_ref.app.page_cache import cached_bytes, forget_pages, mapped_bytes
+from edge0_ref.app.page_cache import cached_bytes, forget_pages
 from edge0_ref.app.picture import Picture
 from edge0_ref.app.probes import BlockReads
 from edge0_ref.app.scenario import Case, open_case
@@ -23,7 +23,6 @@ from edge0_ref.backend import ReferenceBackend
 from edge0_ref.contract import Counters
 from edge0_ref.decoder import ReferenceDecoder
 from edge0_ref.errors import UsageError
-from edge0_ref.readers import open_reader
 from tests.app.command import edge0, edge0_here, refusal
 from tests.ref.builders import Recipe, build, build_adapters
 
@@ -90,28 +89,6 @@ def test_warm_runs_everything_before(folder) -> None:
 
 
 @pytest.mark.spec("ENG-074")
-def test_dropped_pages_are_gone_and_read_ones_are_there(tmp_path) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(os.urandom(2**20))
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())  # pages that are not on the disk yet cannot be dropped
-        file.read()
-    try:
-        assert cached_bytes([path]) == 2**20
-    except OSError as error:
-        pytest.skip(f"this system does not say what is in its page cache: {error}")
-    forget_pages([path])
-    assert cached_bytes([path]) == 0
-    reader, wanted, buffer = open_reader(path, "mmap"), path.read_bytes(), bytearray(2**20)
-    for _ in range(2):  # what was dropped is read again
-        reader.read_into(0, memoryview(buffer))
-        assert buffer == wanted
-        forget_pages([path])
-        assert cached_bytes([path]) == 0
-    reader.close()
-
-
-@pytest.mark.spec("ENG-074")
 @pytest.mark.parametrize("read_mode", ["pread", "mmap"])
 def test_cold_steps_begin_without_what_the_raw_reads_left_in_the_page_cache(tmp_path, monkeypatch, read_mode) -> None:
     made = build(tmp_path, RECIPE)
@@ -133,24 +110,6 @@ def test_cold_steps_begin_without_what_the_raw_reads_left_in_the_page_cache(tmp_
         run_once(running, Measured(1.0), lambda count: None)
     before_blocks = cached[::2]  # a block is a step that is not counted, then those that are
     assert before_blocks == [0] * len(before_blocks)
-
-
-@pytest.mark.spec("ENG-073")
-def test_mapped_pages_are_told_from_others_and_counted_once(tmp_path, monkeypatch) -> None:
-    paths = [tmp_path / name for name in ("mapped", "other")]
-    for path in paths:
-        path.write_bytes(os.urandom(2**20))
-    try:
-        assert mapped_bytes(paths) == 0
-    except OSError as error:
-        pytest.skip(f"this system does not say what is mapped: {error}")
-    reader = open_reader(paths[0], "mmap")
-    reader.read_into(0, memoryview(bytearray(2**20)))
-    assert (mapped_bytes(paths), mapped_bytes(paths[1:])) == (2**20, 0)
-    monkeypatch.setattr(bench_case, "peak_bytes", lambda: 2**20)  # which has what is mapped
-    assert process_peak(paths)[0] == 2 * 2**20
-    reader.close()
-    assert mapped_bytes(paths) == 0
 
 
 @pytest.mark.spec("ENG-070", "ENG-075")

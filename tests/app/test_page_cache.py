@@ -1,4 +1,4 @@
-"""Dropping files from the page cache, where the system takes no advice about files, as macOS."""
+"""The page cache of files: what is in it, what this process has mapped, and how to be rid of it."""
 
 import os
 import sys
@@ -7,8 +7,50 @@ from typing import Any
 
 import pytest
 
-from edge0_ref.app import page_cache
-from edge0_ref.app.page_cache import ask, forget_pages
+from edge0_ref.app import bench_case, page_cache
+from edge0_ref.app.bench_case import process_peak
+from edge0_ref.app.page_cache import ask, cached_bytes, forget_pages, mapped_bytes
+from edge0_ref.readers import open_reader
+
+
+@pytest.mark.spec("ENG-074")
+def test_dropped_pages_are_gone_and_read_ones_are_there(tmp_path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(os.urandom(2**20))
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())  # pages that are not on the disk yet cannot be dropped
+        file.read()
+    try:
+        assert cached_bytes([path]) == 2**20
+    except OSError as error:
+        pytest.skip(f"this system does not say what is in its page cache: {error}")
+    forget_pages([path])
+    assert cached_bytes([path]) == 0
+    reader, wanted, buffer = open_reader(path, "mmap"), path.read_bytes(), bytearray(2**20)
+    for _ in range(2):  # what was dropped is read again
+        reader.read_into(0, memoryview(buffer))
+        assert buffer == wanted
+        forget_pages([path])
+        assert cached_bytes([path]) == 0
+    reader.close()
+
+
+@pytest.mark.spec("ENG-073")
+def test_mapped_pages_are_told_from_others_and_counted_once(tmp_path, monkeypatch) -> None:
+    paths = [tmp_path / name for name in ("mapped", "other")]
+    for path in paths:
+        path.write_bytes(os.urandom(2**20))
+    try:
+        assert mapped_bytes(paths) == 0
+    except OSError as error:
+        pytest.skip(f"this system does not say what is mapped: {error}")
+    reader = open_reader(paths[0], "mmap")
+    reader.read_into(0, memoryview(bytearray(2**20)))
+    assert (mapped_bytes(paths), mapped_bytes(paths[1:])) == (2**20, 0)
+    monkeypatch.setattr(bench_case, "peak_bytes", lambda: 2**20)  # which has what is mapped
+    assert process_peak(paths)[0] == 2 * 2**20
+    reader.close()
+    assert mapped_bytes(paths) == 0
 
 
 @pytest.mark.spec("ENG-074")

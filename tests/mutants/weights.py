@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge0_ref import arithmetic, backend, bits, dequant, kernels, lora
+from edge0_ref import arithmetic, backend, bits, dequant, fast_shares, kernels, lora
 from edge0_ref.contract import QuantizedMatrix
 from edge0_ref.executors import exact
 from tests.mutants.replacing import replace_everywhere
@@ -223,6 +223,31 @@ def an_update_on_routed_experts(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(exact, "run_expert", run)
 
 
+def a_threads_part_begins_a_task_early(patch: pytest.MonkeyPatch) -> None:
+    original = fast_shares.share
+
+    def share(tasks: int, threads: int) -> Any:
+        untaken = original(tasks, threads)
+        untaken[fast_shares.LINE :: fast_shares.LINE] -= 1
+        return untaken
+
+    patch.setattr(fast_shares, "share", share)
+
+
+def a_thread_that_is_done_helps_only_the_next(patch: pytest.MonkeyPatch) -> None:
+    line = fast_shares.LINE
+
+    def take_task(untaken: Any, thread: int, tasks: int) -> int:
+        threads = len(untaken) // line
+        for part in (thread, (thread + 1) % threads):
+            task = fast_shares.add_one(untaken, part * line)
+            if task < (part + 1) * tasks // threads:
+                return int(task)
+        return -1
+
+    patch.setattr(fast_shares, "take_task", take_task)
+
+
 MUTANTS = {
     a_matrix_goes_unchecked: "DEQ-001",
     own_dtype_rounded_once: "DEQ-004",
@@ -239,6 +264,8 @@ MUTANTS = {
     nan_sets_the_range: "DEQ-023",
     ragged_groups_accepted: "DEQ-024",
     activations_rounded_to_bfloat16: "DEQ-010",
+    a_threads_part_begins_a_task_early: "DEQ-010",
+    a_thread_that_is_done_helps_only_the_next: "DEQ-010",
     extra_columns_ignored: "DEQ-011",
     sum_from_left_to_right: "NUM-002",
     sums_in_float32: "NUM-001",

@@ -1,7 +1,6 @@
 """Runs: what stops them, how they go on, what they leave, and what they refuse."""
 
 import errno
-import json
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -309,31 +308,6 @@ def test_a_command_starts_again_with_openblas_and_once(monkeypatch, preloaded, v
     assert words[:2] == [variable, "OPENBLAS_NUM_THREADS=3"]
     assert words[-2:] == ["train", "all"]
     blas.restart_with_openblas(["train", "all"], "/libopenblas.so", "3", pytest.fail, pytest.fail)
-
-
-def test_the_log_and_the_picture_hold_every_step(job: MakeJob, tmp_path: Path) -> None:
-    run_stage(job(), SETTINGS)
-    lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text("utf-8").splitlines()]
-    assert [(line["stage"], line["step"]) for line in lines] == [("heads", step) for step in range(5)]
-    assert "heads: loss in nats, 5 steps" in (tmp_path / "run" / "curve.svg").read_text("utf-8")
-
-
-@pytest.mark.spec("TRN-004")
-def test_a_log_that_was_cut_within_a_line_keeps_its_other_lines(job: MakeJob, tmp_path: Path) -> None:
-    log = tmp_path / "run" / "log.jsonl"
-    log.parent.mkdir()
-    log.write_text('{"stage": "heads", "step": 0, "loss": 1.0}\n{"stage": "heads", "step": 9, "lo', "utf-8")
-    run_stage(job(), SETTINGS)
-    losses = train_files.RunFolder(log.parent).losses()
-    assert [step for step, _ in losses["heads"]] == [*range(SETTINGS.steps)]
-    assert (log.parent / "curve.svg").exists()
-
-
-@pytest.mark.spec("TRN-004")
-def test_a_log_that_cannot_be_written_is_named(job: MakeJob, tmp_path: Path) -> None:
-    (tmp_path / "run" / "log.jsonl").mkdir(parents=True)
-    with pytest.raises(UsageError, match=r"log\.jsonl: not written: Is a directory"):
-        run_stage(job(), SETTINGS)
 
 
 @pytest.mark.spec("ENG-065", "TRN-004")
