@@ -16,7 +16,7 @@ from edge0_mlx.arrays import DeviceMatrix, layout_dtype
 from edge0_mlx.device import Device
 from edge0_mlx.experts import Matrices, Places, run_experts
 from edge0_ref.bits import widen
-from edge0_ref.contract import Array, Counters, ExpertLayout, ExpertStore
+from edge0_ref.contract import Array, ChecksApart, Counters, ExpertLayout, ExpertStore
 from edge0_ref.errors import BackendError
 
 ALIGNMENT = 128  # bytes; a slot starts on a cache line
@@ -99,6 +99,7 @@ class Bank:
         memory: Callable[[mx.array], Array | None] = host_memory,
     ) -> None:
         self.store, self.layout = store, store.layout
+        self.apart = store if isinstance(store, ChecksApart) else None
         self._first = next(offset for _, part, _, offset, _ in self.layout.pieces() if part != "weight")
         stored = layout_dtype(self.layout)
         self._wanted = device.coefficients(stored)
@@ -180,3 +181,21 @@ class Slot:
     def read_into(self, expert: int, slot: Array) -> None:
         self._bank.store.read_into(expert, slot)
         self._bank.widen(self._index)
+
+    @property
+    def apart(self) -> "SlotChecksApart | None":
+        """The slot as a store whose bytes are checked later, if the layer's store has such."""
+        return None if self._bank.apart is None else SlotChecksApart(self._bank, self._index)
+
+
+class SlotChecksApart(Slot):
+    """One of a bank whose store can read now and check later."""
+
+    def read_unchecked(self, expert: int, slot: Array) -> None:
+        assert self._bank.apart is not None
+        self._bank.apart.read_unchecked(expert, slot)
+        self._bank.widen(self._index)
+
+    def check(self, expert: int, slot: Array) -> None:
+        assert self._bank.apart is not None
+        self._bank.apart.check(expert, slot)

@@ -34,6 +34,7 @@ __all__ = [
     "Array",
     "Backend",
     "COEFFICIENT_DTYPES",
+    "ChecksApart",
     "Counters",
     "Decoder",
     "EXECUTOR_KINDS",
@@ -75,7 +76,23 @@ class ExpertStore(Protocol):
     def layout(self) -> ExpertLayout: ...
 
     def read_into(self, expert: int, slot: Array) -> None:
-        """Fill `slot` (uint8 [layout.nbytes]) with `expert`. Called from reader threads. Raises ReadError."""
+        """Fill `slot` (uint8 [layout.nbytes]) with `expert`. Called from reader threads.
+
+        Raises ReadError; CheckpointError for bytes that must not be used.
+        """
+        ...
+
+
+@runtime_checkable
+class ChecksApart(ExpertStore, Protocol):
+    """[STO-033] A store that can read now and check later; its `read_into` does both."""
+
+    def read_unchecked(self, expert: int, slot: Array) -> None:
+        """Raises ReadError."""
+        ...
+
+    def check(self, expert: int, slot: Array) -> None:
+        """Raises CheckpointError for bytes that must not be used. What was found whole once may be passed."""
         ...
 
 

@@ -59,6 +59,10 @@ class FileExpertStore:
 
     def read_into(self, expert: int, slot: Array) -> None:
         """Raises ReadError for a failing disk or a shrunken file, CheckpointError for NaN coefficients."""
+        self.read_unchecked(expert, slot)
+        self.check(expert, slot)
+
+    def read_unchecked(self, expert: int, slot: Array) -> None:
         if not 0 <= expert < self._num_experts:
             raise IndexError(f"layer {self.layer}: expert {expert} of {self._num_experts}")
         if not self._readers:
@@ -72,9 +76,8 @@ class FileExpertStore:
                 raise ReadError(
                     f"layer {self.layer} expert {expert}: reading {piece.tensor} from {piece.path} failed: {error}"
                 ) from error
-        self._check(expert, slot)
 
-    def _check(self, expert: int, slot: Array) -> None:
+    def check(self, expert: int, slot: Array) -> None:
         """[STO-012] NaN or infinite scales are an error of the file, found at the first read of that expert."""
         patterns = slot[self._first_coefficient :].view(self._exponent.dtype)
         if ((patterns & self._exponent) == self._exponent).any():  # all ones: no finite number

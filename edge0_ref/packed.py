@@ -57,7 +57,8 @@ def checksum(expert: UInt8[np.ndarray, " nbytes"]) -> int:
     '0x3111ce31'
     """
     whole = expert.nbytes // BLOCK * BLOCK
-    sums = np.add.reduce(expert[:whole].view("<u8").reshape(-1, BLOCK // 8), axis=1)
+    words = expert[:whole].view("<u8")
+    sums = np.add.reduceat(words, np.arange(0, words.size, BLOCK // 8))  # a reduce of rows takes a third longer
     return zlib.crc32(expert[whole:].data, zlib.crc32(sums.data))
 
 
@@ -122,7 +123,7 @@ class PackedExpertStore(FileExpertStore):
         self._path, self._checksums = path, checksums
         self._checked = bytearray(packed.num_experts)
 
-    def _check(self, expert: int, slot: Array) -> None:
+    def check(self, expert: int, slot: Array) -> None:
         """Raises CheckpointError for other bytes than were packed."""
         if self._checked[expert]:
             return
@@ -131,7 +132,7 @@ class PackedExpertStore(FileExpertStore):
                 f"{self._path}: layer {self.layer} expert {expert}: bad checksum, the file is damaged; "
                 "`edge0 pack` makes it anew"
             )
-        super()._check(expert, slot)
+        super().check(expert, slot)
         self._checked[expert] = 1
 
 

@@ -128,7 +128,8 @@ class StagedExecutor:
         self._evaluations.settle(self)
         self._ahead.discard(placement.expert)
         slot = self._allocated().slots[placement.slot]
-        self._reads[placement.slot] = Read(slot, placement.expert, slot.bytes)
+        apart = slot.apart if urgency == "ahead" else None
+        self._reads[placement.slot] = Read(slot, placement.expert, slot.bytes, apart)
         self._table.asked.add(placement.expert)
         self._prefetcher.submit(self._reads[placement.slot], urgency)
         self.counters.reads += 1
@@ -158,7 +159,7 @@ class StagedExecutor:
 
     def _end_read(self, expert: int, slot: int) -> None:
         try:
-            self.counters.wait_seconds += self._reads[slot].wait()
+            self.counters.wait_seconds += self._prefetcher.wait(self._reads[slot])
         except BaseException:
             self._table.forget(expert)  # the slot holds no expert; the next call reads again
             self._ahead.discard(expert)

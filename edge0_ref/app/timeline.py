@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from edge0_ref.contract import Array, ExpertLayout, ExpertStore
+from edge0_ref.contract import Array, ChecksApart, ExpertLayout, ExpertStore
 
 DECODER = "decoder"
 ITSELF = "decoder, reading itself"
@@ -60,12 +60,28 @@ class TimedStore:
         return self.store.layout
 
     def read_into(self, expert: int, slot: Array) -> None:
+        self._timed(self.store.read_into, expert, slot)
+
+    def _timed(self, read: Callable[[int, Array], None], expert: int, slot: Array) -> None:
         start = time.perf_counter_ns()
-        self.store.read_into(expert, slot)
+        read(expert, slot)
         end, thread = time.perf_counter_ns(), threading.current_thread()
         lane = ITSELF if thread is threading.main_thread() else thread.name
         name = f"layer {self.layer} expert {expert}"
         self.note(Span(lane, "read", name, start, end, self.layer, expert=expert, nbytes=slot.nbytes))
+
+
+@dataclass(frozen=True)
+class TimedChecksApart(TimedStore):
+    """One that reads now and checks later: what is timed is the read."""
+
+    store: ChecksApart
+
+    def read_unchecked(self, expert: int, slot: Array) -> None:
+        self._timed(self.store.read_unchecked, expert, slot)
+
+    def check(self, expert: int, slot: Array) -> None:
+        self.store.check(expert, slot)
 
 
 @dataclass(eq=False)
@@ -82,6 +98,8 @@ class Recorder:
     _waited: float = 0.0
 
     def wrap(self, layer: int, store: ExpertStore) -> ExpertStore:
+        if isinstance(store, ChecksApart):
+            return TimedChecksApart(layer, store, self._reads.append)
         return TimedStore(layer, store, self._reads.append)
 
     def observe(self, point: str, layer: int, value: Any) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edge0_ref.contract import Array, Counters, ExpertStore, Routing
+from edge0_ref.contract import Array, ChecksApart, Counters, ExpertStore, Routing
 from edge0_ref.errors import BudgetError
 from edge0_ref.executors.bank import Bank, RunExperts, empty_bank
 from edge0_ref.executors.exact import run_each
@@ -35,6 +35,7 @@ class StagedExecutor:
             raise BudgetError(f"an executor with {slots} slots, wanted at least 1")
         self._store, self._prefetcher, self.counters, self._slots = store, prefetcher, counters, slots
         self._run = run
+        self._apart = store if isinstance(store, ChecksApart) else None
         self._start_empty()
 
     def _start_empty(self) -> None:
@@ -91,7 +92,8 @@ class StagedExecutor:
         if self._bank is None:
             self._bank = empty_bank(self._store.layout, self._slots)
         slot = self._bank[placement.slot]
-        self._reads[placement.slot] = Read(self._store, placement.expert, slot)
+        apart = self._apart if urgency == "ahead" else None
+        self._reads[placement.slot] = Read(self._store, placement.expert, slot, apart)
         self._table.asked.add(placement.expert)
         self._prefetcher.submit(self._reads[placement.slot], urgency)
         self.counters.reads += 1
@@ -101,7 +103,7 @@ class StagedExecutor:
         """The slot of an expert, once its bytes are there."""
         slot = self._table.slot_of[expert]
         try:
-            self.counters.wait_seconds += self._reads[slot].wait()
+            self.counters.wait_seconds += self._prefetcher.wait(self._reads[slot])
         except BaseException:
             self._table.forget(expert)  # the slot holds no expert; the next call reads again
             self._ahead.discard(expert)

@@ -38,7 +38,7 @@ def test_after_an_error_in_mid_call_a_reset_decoder_is_a_new_one(
     wanted = tokens_of(opened.backend, opened(small, plan, adapters))
     decoder = opened(small, plan, adapters)
     decoder.prefill([7, 8])
-    read_into = FileExpertStore.read_into
+    read_into = FileExpertStore.read_unchecked
 
     def fails(store: FileExpertStore, expert: int, slot: Array) -> None:
         if store.layer == 2:
@@ -46,7 +46,7 @@ def test_after_an_error_in_mid_call_a_reset_decoder_is_a_new_one(
         read_into(store, expert, slot)
 
     with monkeypatch.context() as patch:
-        patch.setattr(FileExpertStore, "read_into", fails)
+        patch.setattr(FileExpertStore, "read_unchecked", fails)
         with pytest.raises(type(error)):
             decoder.all_logits(range(20, 60))
     with pytest.raises(UsageError, match="failed half-way"):

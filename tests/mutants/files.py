@@ -135,17 +135,17 @@ def experts_of_the_next_layer(patch: pytest.MonkeyPatch) -> None:
 
 
 def nan_scales_pass(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(FileExpertStore, "_check", lambda store, expert, slot: None)
+    patch.setattr(FileExpertStore, "check", lambda store, expert, slot: None)
 
 
 def read_the_next_expert(patch: pytest.MonkeyPatch, stores: type[FileExpertStore]) -> None:
     """Of one kind of store."""
-    original = stores.read_into
+    original = stores.read_unchecked
 
-    def read_into(store: FileExpertStore, expert: int, slot: Any) -> None:
+    def read_unchecked(store: FileExpertStore, expert: int, slot: Any) -> None:
         original(store, (expert + 1) % store.num_experts, slot)
 
-    patch.setattr(stores, "read_into", read_into)
+    patch.setattr(stores, "read_unchecked", read_unchecked)
 
 
 def the_next_expert_is_read(patch: pytest.MonkeyPatch) -> None:
@@ -210,6 +210,22 @@ def waiting_ends_before_the_bytes_are_there(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Read, "wait", wait)
 
 
+def bytes_read_ahead_taken_as_checked(patch: pytest.MonkeyPatch) -> None:
+    def check(read: Read) -> None:
+        read.done = read.done or read.loaded
+
+    patch.setattr(Read, "check", check)
+
+
+def a_check_for_another_fails_the_call(patch: pytest.MonkeyPatch) -> None:
+    def wait(prefetcher: Prefetcher, read: Read) -> float:
+        while read.handed_over and not read.loaded and prefetcher._unchecked:
+            prefetcher._unchecked.popleft().check()
+        return read.wait()
+
+    patch.setattr(Prefetcher, "wait", wait)
+
+
 def files_closed_again_after_an_interrupt(patch: pytest.MonkeyPatch) -> None:
     def close_all(readers: Any) -> None:
         for reader in readers.values():
@@ -242,5 +258,7 @@ MUTANTS = {
     urgent_reads_wait_their_turn: "STO-030",
     a_failed_read_is_not_tried_again: "STO-031",
     waiting_ends_before_the_bytes_are_there: "STO-031",
+    bytes_read_ahead_taken_as_checked: "STO-033",
+    a_check_for_another_fails_the_call: "STO-033",
     files_closed_again_after_an_interrupt: "BCK-010",
 }

@@ -40,10 +40,10 @@ def a_link_to_nothing_taken_as_no_sidecar(patch: pytest.MonkeyPatch) -> None:
 
 
 def checksums_never_compared(patch: pytest.MonkeyPatch) -> None:
-    def _check(store: PackedExpertStore, expert: int, slot: Array) -> None:
+    def check(store: PackedExpertStore, expert: int, slot: Array) -> None:
         pass
 
-    patch.setattr(PackedExpertStore, "_check", _check)
+    patch.setattr(PackedExpertStore, "check", check)
 
 
 def the_next_expert_of_a_sidecar_read(patch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ import threading
 import numpy as np
 
 from edge0_ref.contract import ExpertLayout
-from edge0_ref.errors import ReadError
+from edge0_ref.errors import CheckpointError, ReadError
 
 LAYOUT = ExpertLayout(hidden=64, inner=32, bits=4, group_size=32, coefficient_dtype="float32")
 
@@ -25,6 +25,7 @@ def random_expert(rng: np.random.Generator, layout: ExpertLayout = LAYOUT) -> np
 class MemoryStore:
     """log: experts in the order in which reads began; failing: experts whose next reads fail, how often.
 
+    checked: experts in the order in which they were found to be whole; mistaken: checks that met other bytes.
     While `gate` is clear, reads wait in the middle, with half of their bytes written.
     """
 
@@ -32,6 +33,8 @@ class MemoryStore:
         rng = np.random.default_rng(seed)
         self.slots = [random_expert(rng) for _ in range(num_experts)]
         self.log: list[int] = []
+        self.checked: list[int] = []
+        self.mistaken = 0
         self.failing: dict[int, int] = {}
         self.gate = threading.Event()
         self.gate.set()
@@ -49,6 +52,17 @@ class MemoryStore:
         return LAYOUT
 
     def read_into(self, expert: int, slot: np.ndarray) -> None:
+        self.read_unchecked(expert, slot)
+        self.check(expert, slot)
+
+    def check(self, expert: int, slot: np.ndarray) -> None:
+        content = self.slots[expert]
+        if slot[: len(content)].tobytes() != content.tobytes():
+            self.mistaken += 1
+            raise CheckpointError(f"expert {expert}: other bytes")
+        self.checked.append(expert)
+
+    def read_unchecked(self, expert: int, slot: np.ndarray) -> None:
         address = slot.ctypes.data
         with self._lock:
             self.log.append(expert)

@@ -24,6 +24,7 @@ from edge0_ref.prefetch import HAND_OVER_BYTES, Prefetcher, Read
 from tests.ref.builders import build
 from tests.ref.memory_store import LAYOUT, MemoryStore
 from tests.ref.test_decoder import TINY, open_both
+from tests.ref.test_prefetch import readers as reader_threads
 
 EXPERTS, SLOTS = 7, 4
 FOLDER = Path(staged.__file__).parent
@@ -73,7 +74,7 @@ def answers(executor: Any) -> list[bytes]:
 @pytest.mark.parametrize("kind", ["staged", "hot", "whole_layer"])
 @pytest.mark.parametrize("threads", [0, 2])
 def test_a_call_interrupted_at_any_line_spoils_no_later_one(kind: ExecutorKind, threads: int) -> None:
-    store = MemoryStore(EXPERTS)
+    store, before = MemoryStore(EXPERTS), reader_threads()
     wanted = answers(make_executor("exact", store, 1, Prefetcher(0)))
     line, interrupted = 0, True
     while interrupted:
@@ -94,8 +95,9 @@ def test_a_call_interrupted_at_any_line_spoils_no_later_one(kind: ExecutorKind, 
         executor.close()
         executor.close()
         prefetcher.close()
+        assert reader_threads() == before, f"interrupted at line {line}"
     assert line > 50
-    assert store.most_writers == 1
+    assert (store.most_writers, store.mistaken) == (1, 0)
 
 
 @pytest.mark.spec("EXE-012", "EXE-028")

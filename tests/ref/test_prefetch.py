@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edge0_ref.contract import Routing
 from edge0_ref.errors import ReadError
 from edge0_ref.executors import make_executor
 from edge0_ref.prefetch import HAND_OVER_BYTES, Prefetcher, Read
@@ -74,6 +75,73 @@ def test_a_read_that_failed_is_tried_once_more_by_whoever_needs_it(threads: int,
             with pytest.raises(ReadError, match="expert 1: the disk failed"):
                 read.wait()
     assert store.log == [0, 0, 1, 1]
+    prefetcher.close()
+
+
+def read_ahead(prefetcher: Prefetcher, store: MemoryStore, expert: int) -> Read:
+    """A read ahead whose bytes are there and have not been checked."""
+    read = Read(store, expert, large_slot(), apart=store)
+    prefetcher.submit(read, "ahead")
+    while not prefetcher._unchecked or prefetcher._unchecked[-1] is not read:
+        time.sleep(0.001)
+    return read
+
+
+@pytest.mark.spec("STO-033")
+def test_a_call_that_waits_checks_what_others_have_read_ahead() -> None:
+    store, slow, prefetcher = MemoryStore(4), MemoryStore(4), Prefetcher(threads=1)
+    reads = [read_ahead(prefetcher, store, expert) for expert in (2, 0, 1)]
+    assert store.checked == []
+    slow.gate.clear()
+    late = prefetcher.submit(Read(slow, 3, large_slot()), "now")
+    waiting = threading.Thread(target=prefetcher.wait, args=(late,), daemon=True)
+    waiting.start()
+    waiting.join(timeout=0.2)
+    checked = [*store.checked]
+    slow.gate.set()
+    waiting.join()
+    assert checked == [2, 0, 1]
+    for read in reads:
+        prefetcher.wait(read)
+    assert store.checked == [2, 0, 1]  # and no second time
+    prefetcher.close()
+
+
+@pytest.mark.spec("STO-033", "STO-031")
+def test_bytes_that_were_damaged_ahead_fail_nobody_else_and_are_read_again() -> None:
+    store, slow, prefetcher = MemoryStore(4), MemoryStore(4), Prefetcher(threads=1)
+    damaged, whole, abandoned = (read_ahead(prefetcher, store, expert) for expert in (0, 1, 2))
+    damaged.slot[7] ^= np.uint8(1)
+    abandoned.abandon()
+    abandoned.slot[:] = np.uint8(0)  # another's
+    slow.gate.clear()
+    late = prefetcher.submit(Read(slow, 3, large_slot()), "now")
+    assert slow.begun.acquire(timeout=60)
+    opening = threading.Timer(0.1, slow.gate.set)
+    opening.start()
+    prefetcher.wait(late)
+    opening.join()
+    assert (store.checked, store.mistaken) == ([1], 1)
+    prefetcher.wait(damaged)
+    assert damaged.slot[: LAYOUT.nbytes].tobytes() == store.slots[0].tobytes()
+    assert (store.log, whole.done) == ([0, 1, 2, 0], True)
+    prefetcher.close()
+
+
+@pytest.mark.spec("STO-033")
+@pytest.mark.parametrize("kind", ["staged", "hot"])
+def test_no_executor_uses_bytes_that_nobody_has_checked(kind: str) -> None:
+    store, prefetcher = MemoryStore(4), Prefetcher(threads=2)
+    executor = make_executor(kind, store, 4, prefetcher)  # type: ignore[arg-type]
+    x, routing = np.ones((1, LAYOUT.hidden), np.float32), Routing(np.array([[0, 1]]), np.ones((1, 2), np.float32))
+    wanted = make_executor("exact", store, 1, prefetcher)(x, routing)
+    executor.prepare([0, 1])
+    while len(prefetcher._unchecked) < 2:
+        time.sleep(0.001)
+    executor._bank.memory[:, 7] ^= np.uint8(1)  # type: ignore[attr-defined]
+    np.testing.assert_array_equal(executor(x, routing), wanted)
+    assert store.mistaken == 2
+    executor.close()
     prefetcher.close()
 
 
