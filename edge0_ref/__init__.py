@@ -45,6 +45,7 @@ READING_ORDER = (
     "lanes",
     "fast_kernels",
     "fast_dense",
+    "fast_rows",
     "fast_shares",
     "fast_linear",
     "fast_experts",

@@ -7,7 +7,8 @@ from numba import prange
 
 from edge0_ref.fast_dense import ROWS
 from edge0_ref.fast_kernels import swiglu
-from edge0_ref.fast_linear import arrange_token, linear_room, quantized_rows, room, room_for_arranged
+from edge0_ref.fast_linear import linear_room, room, room_for_arranged
+from edge0_ref.fast_rows import arrange_token, quantized_rows
 from edge0_ref.fast_shares import share, take_task
 
 

@@ -16,7 +16,7 @@ from edge0_ref.fast_backend import NumbaBackend
 from edge0_ref.inventory import open_checkpoint
 from tests.ref.builders import Recipe, build
 
-compiled = pytest.mark.skipif(not hasattr(fast_linear.arrange_token, "py_func"), reason="Numba is switched off")
+compiled = pytest.mark.skipif(not hasattr(fast_linear.linear_quantized, "py_func"), reason="Numba is switched off")
 
 
 @compiled

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge0_ref import fast_linear, lanes
+from edge0_ref import fast_rows, lanes
 
 SEEDS = st.integers(0, 2**32 - 1)
-compiled = pytest.mark.skipif(not hasattr(fast_linear.arrange_token, "py_func"), reason="Numba is switched off")
+compiled = pytest.mark.skipif(not hasattr(fast_rows.arrange_token, "py_func"), reason="Numba is switched off")
 
 
 @numba.njit
