@@ -50,11 +50,20 @@ class SimulatedRouting:
     def __call__(self, layer: int, position: int, routing: Routing) -> Routing:
         if position < self.first:
             return routing
-        k = routing.experts.shape[1]
-        chosen = self._chosen.setdefault(layer, [])
-        while len(chosen) <= position - self.first:
-            chosen.append(self._draw(layer, len(chosen), k, chosen[-1] if chosen else None))
+        chosen = self._chosen_in(layer, position - self.first + 1, routing.experts.shape[1])
         return Routing(chosen[position - self.first][None], routing.weights)
+
+    def draw(self, tokens: int, k: int) -> None:
+        """All that the next tokens will use, before any of them is timed: draws take up to 4 ms for a token."""
+        for layer in self.pool:
+            self._chosen_in(layer, tokens, k)
+
+    def _chosen_in(self, layer: int, tokens: int, k: int) -> list[Int64[np.ndarray, " k"]]:
+        """A layer's experts of the first tokens, of as many at least."""
+        chosen = self._chosen.setdefault(layer, [])
+        while len(chosen) < tokens:
+            chosen.append(self._draw(layer, len(chosen), k, chosen[-1] if chosen else None))
+        return chosen
 
     def _draw(self, layer: int, token: int, k: int, before: Int64[np.ndarray, " k"] | None) -> Int64[np.ndarray, " k"]:
         count = self.pool[layer]

@@ -128,6 +128,7 @@ class Running:
         experts = {layer: moe.num_experts for layer, moe in self.model.config.moe_layers.items()}
         pool = self.cached_pool() if cached else experts
         source = SimulatedRouting(rule, pool, self.decoder.position + 1, SEED, in_turn=cached)
+        source.draw(self.plan.plan.context - self.decoder.position, self.top_k)
         self.decoder.routing_source = source  # type: ignore[attr-defined]
         return -(-max(pool.values()) // self.top_k) if cached else 0
 

@@ -118,6 +118,18 @@ def test_what_is_simulated_is_what_is_executed(folder) -> None:
 
 
 @pytest.mark.spec("ENG-072")
+@pytest.mark.parametrize("cached", [False, True])
+def test_nothing_is_drawn_while_steps_are_timed(folder, monkeypatch, cached) -> None:
+    case = Case("prefetch", str(folder), routing="replay:reuse=0.45")
+    with open_case(case, 20, lambda text: None) as running:
+        running.decoder.prefill(running.prompt()[:6])
+        running.simulate(case.rule, cached=cached)
+        monkeypatch.setattr(SimulatedRouting, "_draw", lambda *given: pytest.fail("a draw"))
+        while running.decoder.position < 20:
+            running.decoder.step(1)
+
+
+@pytest.mark.spec("ENG-072")
 def test_a_decoder_that_asks_no_source_of_routing_is_refused(folder) -> None:
     case = Case("prefetch", str(folder), routing="uniform")
     with open_case(case, 40, lambda text: None) as running:

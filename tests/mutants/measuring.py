@@ -42,6 +42,10 @@ def simulated_weights_too(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SimulatedRouting, "__call__", simulated)
 
 
+def experts_drawn_while_steps_are_timed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SimulatedRouting, "draw", lambda source, tokens, k: None)
+
+
 def simulated_where_routed_only(patch: pytest.MonkeyPatch) -> None:
     original = scenario.Running.simulate
 
@@ -125,6 +129,7 @@ MUTANTS = {
     on_demand_with_heads: "ENG-071",
     simulated_weights_too: "ENG-072",
     simulated_where_routed_only: "ENG-072",
+    experts_drawn_while_steps_are_timed: "ENG-072",
     a_missing_cgroup_unsaid: "ENG-073",
     warm_is_cold: "ENG-074",
     blocks_begin_with_what_raw_reads_left: "ENG-074",
