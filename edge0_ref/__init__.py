@@ -19,6 +19,7 @@ READING_ORDER = (
     "expert_store",
     "packed",
     "inventory",
+    "adapter_headers",
     "adapters",
     "training",
     "tokens",

@@ -1,18 +1,6 @@
-"""Adapter files: prerouter heads and recovery LoRA, with the metadata that says how they were trained.
-
-A folder holds any number of `.safetensors` files; a tensor's name says what it is:
-
-    layers.<owner>.{fc1,fc2,linear_init}.weight            a head (also `layers.<owner>.mlp.prerouter.*`)
-    <module path>.lora_A [rank, cols], .lora_B [rows, rank]
-
-A published model has its adapters beside its weights; there a file's name says that it is one. A model's own files may
-carry heads too, under `<mlp path of the owner>.prerouter.*`.
-
-Metadata is one JSON string under the key `__metadata__` of the file's own metadata, as published adapters have it.
-"""
+"""Adapters: prerouter heads and recovery LoRA, read from files and checked against the model they are for."""
 
 import json
-import math
 import re
 import reprlib
 from collections.abc import Mapping
@@ -23,22 +11,26 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
+from edge0_ref.adapter_headers import (
+    HEAD_KEY,
+    LORA_KEY,
+    SETTINGS,
+    adapter_files,
+    decode_metadata,
+    number_of,
+    top_k_of,
+)
 from edge0_ref.bits import widen
 from edge0_ref.checkpoint import Checkpoint
 from edge0_ref.config import ModelConfig
 from edge0_ref.contract import Array, Lora, PrerouterHead
 from edge0_ref.errors import AdapterError, CheckpointError, ReadError
-from edge0_ref.json_files import is_there, parse_object
 from edge0_ref.packed import fingerprint
 from edge0_ref.readers import open_for_reading, read_exactly
 from edge0_ref.safetensors_header import TensorInfo, read_header
 
-HEAD_KEY = re.compile(r"layers\.([0-9]{1,6})\.(?:mlp\.prerouter\.)?(fc1|fc2|linear_init)\.weight")
-LORA_KEY = re.compile(r"(.+)\.(lora_A|lora_B)")
 HEAD_PARTS = ("fc1", "fc2", "linear_init")
-BESIDE_A_MODEL = ("lora_*.safetensors", "prerouter_*.safetensors")
 FINGERPRINT = re.compile("[0-9a-f]{64}")  # published files name their base in other words
-SETTINGS = ("K", "r", "alpha", "owners")
 
 
 @dataclass(frozen=True)
@@ -77,23 +69,6 @@ class Adapters:
         return sum(4 * array.size for array in self.arrays if array.dtype != np.float32)
 
 
-def adapter_files(folder: Path) -> list[Path]:
-    """[PRE-019] Files of adapters; in a model's folder, those that are named as such. Raises AdapterError."""
-    if not folder.is_dir():
-        raise AdapterError(f"{folder}: {'not a folder' if is_there(folder) else 'no such folder'}")
-    beside_a_model = (folder / "config.json").exists()
-    patterns = BESIDE_A_MODEL if beside_a_model else ("*.safetensors",)
-    return sorted(path for pattern in patterns for path in folder.glob(pattern))
-
-
-def default_adapters(folder: Path) -> Path | None:
-    """[PRE-019] Where a model's adapters are if nobody says: the folder `adapters` in its own, else its own."""
-    held = folder / "adapters"
-    if is_there(held):
-        return held
-    return folder if adapter_files(folder) else None
-
-
 def open_adapters(folder: Path | str, config: ModelConfig) -> Adapters:
     """Read and check a folder of adapters. Raises AdapterError naming file, key, what it is and what was wanted."""
     folder = Path(folder)
@@ -109,7 +84,7 @@ def open_adapters(folder: Path | str, config: ModelConfig) -> Adapters:
             tensors, raw = read_header(path)
         except CheckpointError as error:
             raise AdapterError(str(error)) from None
-        told = _decode_metadata(path, raw)
+        told = decode_metadata(path, raw)
         for key in SETTINGS:
             if key in metadata and key in told and str(metadata[key]) != str(told[key]):
                 raise AdapterError(f"{path}: {key} is {told[key]}, another file of the folder says {metadata[key]}")
@@ -121,22 +96,11 @@ def open_adapters(folder: Path | str, config: ModelConfig) -> Adapters:
                 _put(lora_parts.setdefault(_module(lora[1], config), {}), lora[2], info)
             else:
                 raise AdapterError(f"{path}: {name} is neither a prerouter head nor a LoRA")
-    top_k, notes = _top_k(folder, metadata, config)
+    top_k, notes = top_k_of(folder, metadata, config)
     heads = {owner: _head(owner, parts, config) for owner, parts in sorted(head_parts.items())}
     _check_owners(folder, metadata, heads)
     loras = {module: _lora(module, parts, metadata, config) for module, parts in sorted(lora_parts.items())}
     return Adapters(heads, loras, top_k, metadata, notes)
-
-
-def adapter_top_k(folder: Path, config: ModelConfig) -> int | None:
-    """[PRE-011] K of a folder of adapters, from headers alone; None when they do not say. Raises AdapterError."""
-    metadata: dict[str, Any] = {}
-    for path in adapter_files(folder):
-        try:
-            metadata |= _decode_metadata(path, read_header(path)[1])
-        except CheckpointError as error:
-            raise AdapterError(str(error)) from None
-    return _top_k(folder, metadata, config)[0]
 
 
 def baked_adapters(checkpoint: Checkpoint) -> Adapters:
@@ -150,8 +114,8 @@ def baked_adapters(checkpoint: Checkpoint) -> Adapters:
     if not head_parts:
         return Adapters()
     config, folder = checkpoint.config, checkpoint.folder
-    metadata = _decode_metadata(folder, checkpoint.metadata)
-    top_k, notes = _top_k(folder, metadata, config)
+    metadata = decode_metadata(folder, checkpoint.metadata)
+    top_k, notes = top_k_of(folder, metadata, config)
     heads = {owner: _head(owner, parts, config) for owner, parts in sorted(head_parts.items())}
     _check_owners(folder, metadata, heads)
     return Adapters(heads, {}, top_k, metadata, (f"{len(heads)} prerouter heads came in the model's own files", *notes))
@@ -185,16 +149,6 @@ def check_base(checkpoint: Checkpoint, folder: Path, adapters: Adapters) -> None
         raise AdapterError(f"{folder}: trained on the base {base[:12]}..., {checkpoint.folder} is {here[:12]}...")
 
 
-def _decode_metadata(path: Path, raw: Mapping[str, str]) -> dict[str, Any]:
-    values: dict[str, Any] = {key: value for key, value in raw.items() if key != "__metadata__"}
-    if "__metadata__" in raw:
-        try:
-            values |= parse_object(raw["__metadata__"].encode(errors="replace"), f"{path}: the metadata")
-        except CheckpointError as error:
-            raise AdapterError(str(error)) from None
-    return values
-
-
 def _put(parts: dict[str, Array], part: str, info: TensorInfo) -> None:
     if info.dtype not in ("F32", "F16", "BF16"):
         raise AdapterError(f"{info.path}: {info.name}: dtype {info.dtype}, wanted F16, BF16 or F32")
@@ -226,32 +180,6 @@ def _module(name: str, config: ModelConfig) -> str:
     if any(f"{prefix}{name}".startswith(experts) for prefix in ("", outer)):
         raise AdapterError(f"LoRA on the routed experts {name}: they stay int4; LoRA belongs beside resident layers")
     raise AdapterError(f"LoRA target {name}: this model has no such linear layer")
-
-
-def _number(metadata: Mapping[str, Any], name: str) -> float | None:
-    value = metadata.get(name)
-    if value is None:
-        return None
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if not math.isfinite(number) or number <= 0 or isinstance(value, bool):
-        raise AdapterError(f"adapter metadata: {name} is {reprlib.repr(value)}, wanted a number above 0")
-    return number
-
-
-def _top_k(folder: Path, metadata: Mapping[str, Any], config: ModelConfig) -> tuple[int | None, tuple[str, ...]]:
-    """[PRE-011] K comes from the metadata; where it differs from config.json, that is said aloud."""
-    value = _number(metadata, "K")
-    if value is None:
-        return None, ()
-    experts = min(moe.num_experts for moe in config.moe_layers.values())
-    if value != int(value) or not 1 <= value <= experts:
-        raise AdapterError(f"{folder}: K is {value:g}, wanted 1 to {experts}")
-    top_k = int(value)
-    note = f"adapters run this model with K = {top_k} experts a token; its config.json says {config.top_k}"
-    return top_k, () if top_k == config.top_k else (note,)
 
 
 def _head(owner: int, parts: Mapping[str, Array], config: ModelConfig) -> PrerouterHead:
@@ -301,10 +229,10 @@ def _lora(module: str, parts: Mapping[str, Array], metadata: Mapping[str, Any], 
     for part, shape in (("lora_A", (rank, cols)), ("lora_B", (rows, rank))):
         if parts[part].shape != shape:
             raise AdapterError(f"LoRA {module}: {part} is {list(parts[part].shape)}, this model needs {list(shape)}")
-    promised = _number(metadata, "r")
+    promised = number_of(metadata, "r")
     if promised is not None and promised != rank:
         raise AdapterError(f"LoRA {module}: rank {rank}, the metadata says r = {promised:g}")
-    alpha = _number(metadata, "alpha")
+    alpha = number_of(metadata, "alpha")
     if alpha is None:
         raise AdapterError(f"LoRA {module}: the metadata does not say alpha, so its scale alpha / r is unknown")
     return Lora(parts["lora_A"], parts["lora_B"], alpha / rank)

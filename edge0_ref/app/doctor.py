@@ -1,8 +1,11 @@
 """`edge0 doctor`: what this machine's memory and disk can do, and what to expect of a model on it.
 
-Of the model only headers are read for the arithmetic; its files serve as something to read from when the disk is
-measured. A token needs the bytes of K experts a layer from the disk, less those that stayed in slots, and all
-resident weights and the same experts from memory; whichever takes longer is the limit, since reads hide behind compute.
+Of model and adapters only headers are read for the arithmetic; the model's files serve as something to read from when
+the disk is measured. A token needs the bytes of K experts a layer from the disk, less those that stayed in slots, and
+from memory the same experts, all resident weights and the adapters. Reads that were predicted hide behind compute, or
+compute behind them; those of layers that nobody predicts for are waited for:
+
+    seconds a token = max(compute, predicted reads) + other reads
 """
 
 import json
@@ -16,13 +19,13 @@ from typing import Any
 
 import numpy as np
 
-from edge0_ref.adapters import adapter_top_k
+from edge0_ref.adapter_headers import AdapterFacts, adapter_facts, owners_of
 from edge0_ref.app.backends import find_backend
 from edge0_ref.app.locate import locate
 from edge0_ref.app.presets import PRESETS, Preset, make_config, model_of
 from edge0_ref.app.probes import BlockReads, kernel_rate, memory_rate
 from edge0_ref.app.read_mode import file_system, machine_bytes, write_measured
-from edge0_ref.app.synth import expert_layout, model_files
+from edge0_ref.app.synth import adapter_files, expert_layout, model_files
 from edge0_ref.checkpoint import Checkpoint
 from edge0_ref.config import ModelConfig
 from edge0_ref.contract import READ_MODES, READER_THREADS, ExpertLayout, ReadMode
@@ -43,7 +46,10 @@ Rates = Mapping[ReadMode, Mapping[int, float] | str]
 
 @dataclass(frozen=True)
 class Load:
-    """What one token needs. experts: bytes of K experts a layer; resident: of every other weight that it meets."""
+    """What one token needs. experts: bytes of K experts a layer; resident: of every other weight that it meets.
+
+    adapters: bytes of theirs; unpredicted: of `experts`, those of layers that no head predicts for.
+    """
 
     model: str
     top_k: int
@@ -51,10 +57,12 @@ class Load:
     experts: int
     resident: int
     all_experts: int
+    adapters: int
+    unpredicted: int
 
     @property
     def touched(self) -> int:
-        return self.experts + self.resident
+        return self.experts + self.resident + self.adapters
 
 
 @dataclass(frozen=True)
@@ -83,8 +91,7 @@ def run_doctor(model: Path | str | None, top_k: int | None, backend: str, cache:
     else:
         located = locate(model)
         checkpoint = open_checkpoint(located.folder)
-        said = adapter_top_k(located.adapters, checkpoint.config) if located.adapters else None
-        loads = [checkpoint_load(checkpoint, top_k or said)]
+        loads = [checkpoint_load(checkpoint, top_k, facts_of_adapters(checkpoint, located.adapters))]
         machine = measure(checkpoint.folder, loads[0], backend, checkpoint)
     told: dict[str, Any] = {"machine": machine_facts(machine), "models": [expectation(load, machine) for load in loads]}
     told |= {"remembered": remember(cache, machine)}
@@ -93,11 +100,20 @@ def run_doctor(model: Path | str | None, top_k: int | None, backend: str, cache:
     return told
 
 
-def checkpoint_load(checkpoint: Checkpoint, top_k: int | None) -> Load:
+def facts_of_adapters(checkpoint: Checkpoint, folder: Path | None) -> AdapterFacts:
+    """Of a folder, or of the heads in the model's own files."""
+    if folder is not None:
+        return adapter_facts(folder, checkpoint.config)
+    return AdapterFacts(None, owners_of(checkpoint.heads), sum(info.nbytes for info in checkpoint.heads.values()))
+
+
+def checkpoint_load(checkpoint: Checkpoint, top_k: int | None, adapters: AdapterFacts | None = None) -> Load:
+    adapters = adapters or AdapterFacts()
     sizes = {name: info.nbytes for name, info in checkpoint.tensors.items()}
     layer, moe = next(iter(checkpoint.config.moe_layers.items()))
     layout, _ = find_experts(checkpoint, layer, moe)
-    return load_of(str(checkpoint.folder), checkpoint.config, sizes, layout, top_k or checkpoint.config.top_k)
+    top_k = top_k or adapters.top_k or checkpoint.config.top_k
+    return load_of(str(checkpoint.folder), checkpoint.config, sizes, layout, top_k, adapters)
 
 
 def preset_load(name: str, preset: Preset, top_k: int | None) -> Load:
@@ -105,18 +121,29 @@ def preset_load(name: str, preset: Preset, top_k: int | None) -> Load:
     config = model_of(make_config(preset), name)
     sizes = {tensor.name: tensor.nbytes for module in model_files(preset, config) for tensor in module}
     layout = expert_layout(config, next(iter(config.moe_layers)))
-    return load_of(name, config, sizes, layout, top_k or preset.adapter_top_k)
+    tensors = [tensor for file in adapter_files(preset, config, seed=0) for tensor in file.tensors]
+    adapters = AdapterFacts(
+        preset.adapter_top_k, owners_of(tensor.name for tensor in tensors), sum(tensor.nbytes for tensor in tensors)
+    )
+    return load_of(name, config, sizes, layout, top_k or preset.adapter_top_k, adapters)
 
 
-def load_of(model: str, config: ModelConfig, sizes: Mapping[str, int], layout: ExpertLayout, top_k: int) -> Load:
+def load_of(
+    model: str,
+    config: ModelConfig,
+    sizes: Mapping[str, int],
+    layout: ExpertLayout,
+    top_k: int,
+    adapters: AdapterFacts,
+) -> Load:
     """sizes: tensor -> bytes. An embedding that is not the head too is looked up: a row of it is nothing."""
     paths = tuple(f"{path}." for candidates in config.tensors.experts.values() for path in candidates)
     looked_up = (f"{config.embedding}.",) if config.embedding != config.head else ()
     experts = sum(size for name, size in sizes.items() if name.startswith(paths))
     resident = sum(size for name, size in sizes.items() if not name.startswith((*paths, *looked_up)))
-    held = [moe.num_experts for moe in config.moe_layers.values()]
-    a_token = layout.nbytes * sum(min(top_k, count) for count in held)
-    return Load(model, top_k, layout, a_token, resident, experts)
+    a_token = {layer: layout.nbytes * min(top_k, moe.num_experts) for layer, moe in config.moe_layers.items()}
+    unpredicted = sum(nbytes for layer, nbytes in a_token.items() if layer - 1 not in adapters.owners)
+    return Load(model, top_k, layout, sum(a_token.values()), resident, experts, adapters.nbytes, unpredicted)
 
 
 def measure(folder: Path, load: Load, backend: str, checkpoint: Checkpoint | None) -> Machine:
@@ -205,7 +232,11 @@ def expectation(load: Load, machine: Machine) -> dict[str, Any]:
         "memory": load.touched / machine.memory,
         "kernels": load.touched / machine.experts,
     }
-    slowest = max(seconds["disk"], seconds["kernels"])
+    waited = load.unpredicted / machine.disk_rate
+    step, step_with_reuse = (
+        max(seconds["kernels"], seconds[disk] - share * waited) + share * waited
+        for disk, share in (("disk", 1), ("disk_with_reuse", 1 - REUSE))
+    )
     facts = {
         "model": load.model,
         "k": load.top_k,
@@ -214,9 +245,11 @@ def expectation(load: Load, machine: Machine) -> dict[str, Any]:
         "bytes_touched_per_token": load.touched,
         "bytes_of_all_experts": load.all_experts,
         "bytes_resident": load.resident,
+        "bytes_of_adapters": load.adapters,
+        "bytes_unpredicted_per_token": load.unpredicted,
         **{f"limit_{name}_tok_s": figure(1 / value) for name, value in seconds.items()},
-        "predicted_tok_s": figure(EXPECTED / slowest),
-        "predicted_with_reuse_tok_s": figure(EXPECTED / max(seconds["disk_with_reuse"], seconds["kernels"])),
+        "predicted_tok_s": figure(EXPECTED / step),
+        "predicted_with_reuse_tok_s": figure(EXPECTED / step_with_reuse),
     }
     return {**facts, "verdict": verdict(load, seconds)}
 
@@ -224,6 +257,8 @@ def expectation(load: Load, machine: Machine) -> dict[str, Any]:
 def verdict(load: Load, seconds: Mapping[str, float]) -> str:
     if load.all_experts + load.resident < machine_bytes() // 2:
         return "all of it fits in memory: after a while the disk no longer matters, and kernels are the limit"
+    if load.unpredicted == load.experts:
+        return "no layer's experts are predicted, so every read is waited for: adapters with prerouter heads help most"
     if seconds["disk"] > 1.1 * seconds["kernels"]:
         factor = seconds["disk"] / seconds["kernels"]
         return f"the disk is the limit, {factor:.1f} times as slow as compute: fewer experts a token or more slots help"
@@ -262,6 +297,7 @@ def show(told: Mapping[str, Any]) -> None:
             [
                 ("an expert", model["bytes_per_expert"]),
                 ("a token reads", model["bytes_per_token"]),
+                ("of it, without predictions", model["bytes_unpredicted_per_token"]),
                 ("a token meets in memory", model["bytes_touched_per_token"]),
                 ("limit from the disk", f"{model['limit_disk_tok_s']} tok/s"),
                 (f"the same if {REUSE:.0%} stay in slots", f"{model['limit_disk_with_reuse_tok_s']} tok/s"),

@@ -13,7 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
 
-from edge0_ref.adapters import default_adapters
+from edge0_ref.adapter_headers import default_adapters
 from edge0_ref.errors import CheckpointError
 
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")

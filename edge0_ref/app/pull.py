@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from edge0_ref.adapters import BESIDE_A_MODEL, adapters_of, default_adapters
+from edge0_ref.adapter_headers import BESIDE_A_MODEL, default_adapters
+from edge0_ref.adapters import adapters_of
 from edge0_ref.app.locate import REPOSITORY, TIERS, hub_cache, repository_folder
 from edge0_ref.app.pack import check_space, writing
 from edge0_ref.app.progress import Advance, byte_bar

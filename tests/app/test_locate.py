@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge0_ref.adapters import adapter_files, default_adapters
+from edge0_ref.adapter_headers import adapter_files, default_adapters
 from edge0_ref.app import embedded_model, open_model
 from edge0_ref.app.locate import TIERS, locate
 from edge0_ref.app.models import find_models

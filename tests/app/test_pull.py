@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from edge0_ref.adapters import BESIDE_A_MODEL
+from edge0_ref.adapter_headers import BESIDE_A_MODEL
 from edge0_ref.app import open_model
 from edge0_ref.app import pull as command
 from edge0_ref.app.locate import TIERS, locate

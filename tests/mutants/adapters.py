@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge0_ref import adapters
+from edge0_ref import adapter_headers, adapters
 from edge0_ref.adapters import HEAD_KEY, LORA_KEY, Adapters
 from edge0_ref.app import inspect
 from edge0_ref.config import ModelConfig
@@ -17,22 +17,25 @@ from tests.mutants.replacing import replace_everywhere
 
 
 def k_guessed_from_the_config(patch: pytest.MonkeyPatch) -> None:
-    original = adapters._top_k
+    original = adapter_headers.top_k_of
 
     def top_k(folder: Path, metadata: Any, config: ModelConfig) -> Any:
         value, notes = original(folder, metadata, config)
         return config.top_k if value is None else value, notes
 
-    patch.setattr(adapters, "_top_k", top_k)
+    replace_everywhere(patch, original, top_k)
 
 
 def nested_metadata_unread(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(adapters, "_decode_metadata", lambda path, raw: {k: v for k, v in raw.items() if k != "__metadata__"})
+    def decode_metadata(path: Path, raw: Any) -> dict[str, Any]:
+        return {key: value for key, value in raw.items() if key != "__metadata__"}
+
+    replace_everywhere(patch, adapter_headers.decode_metadata, decode_metadata)
 
 
 def another_k_goes_unsaid(patch: pytest.MonkeyPatch) -> None:
-    original = adapters._top_k
-    patch.setattr(adapters, "_top_k", lambda *arguments: (original(*arguments)[0], ()))
+    original = adapter_headers.top_k_of
+    replace_everywhere(patch, original, lambda *arguments: (original(*arguments)[0], ()))
 
 
 def a_head_that_nobody_consumes_accepted(patch: pytest.MonkeyPatch) -> None:
@@ -117,12 +120,12 @@ def scale_without_the_rank(patch: pytest.MonkeyPatch) -> None:
 
 def number_unless(patch: pytest.MonkeyPatch, name: str, otherwise: float | None) -> None:
     """Read a number of the metadata, but not this one."""
-    original = adapters._number
+    original = adapter_headers.number_of
 
     def number(metadata: Any, asked: str) -> float | None:
         return otherwise if asked == name else original(metadata, asked)
 
-    patch.setattr(adapters, "_number", number)
+    replace_everywhere(patch, original, number)
 
 
 def rank_of_the_metadata_unread(patch: pytest.MonkeyPatch) -> None:
@@ -134,13 +137,13 @@ def alpha_guessed(patch: pytest.MonkeyPatch) -> None:
 
 
 def another_name_taken_for_alpha(patch: pytest.MonkeyPatch) -> None:
-    original = adapters._number
+    original = adapter_headers.number_of
 
     def number(metadata: Any, asked: str) -> float | None:
         value = original(metadata, asked)
         return original(metadata, "lora_alpha") if asked == "alpha" and value is None else value
 
-    patch.setattr(adapters, "_number", number)
+    replace_everywhere(patch, original, number)
 
 
 def lora_names_without_prefix_unknown(patch: pytest.MonkeyPatch) -> None:

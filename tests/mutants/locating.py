@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from edge0_ref import adapters
+from edge0_ref import adapter_headers
 from edge0_ref.app import locate, models, pull
 from tests.mutants.replacing import replace_everywhere
 
 
 def every_safetensors_file_an_adapter(patch: pytest.MonkeyPatch) -> None:
-    replace_everywhere(patch, adapters.adapter_files, lambda folder: sorted(folder.glob("*.safetensors")))
+    replace_everywhere(patch, adapter_headers.adapter_files, lambda folder: sorted(folder.glob("*.safetensors")))
 
 
 def a_tier_without_its_adapters(patch: pytest.MonkeyPatch) -> None:
