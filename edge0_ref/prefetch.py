@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any, Literal
+from weakref import ref
 
 from edge0_ref.contract import Array, ChecksApart, ExpertStore
 from edge0_ref.errors import ReadError
@@ -96,8 +97,8 @@ class Prefetcher:
 
     def __init__(self, threads: int) -> None:
         self._now, self._ahead = deque[Read](), deque[Read]()
-        self._asked: SimpleQueue[bool] = SimpleQueue()  # True for each read in the two, False for a thread to stop
-        self._unchecked = deque[Read](maxlen=MOST_UNCHECKED)  # read; whoever was checked meanwhile is still in it
+        self._asked: SimpleQueue[bool] = SimpleQueue()  # True for each read in the two, then False: threads stop
+        self._unchecked = deque[ref[Read]](maxlen=MOST_UNCHECKED)  # some are checked or gone by now
         self._most, self._threads = threads, list[threading.Thread]()
 
     def submit(self, read: Read, urgency: Urgency) -> Read:
@@ -117,13 +118,15 @@ class Prefetcher:
     def wait(self, read: Read) -> float:
         """`read.wait()`. While a reader is at it, what was read ahead is checked: here that costs no time.
 
-        Checking takes half as long as computing with the same bytes, and readers that did it would take the time from
+        Checking takes about as long as computing with the same bytes, and readers that did it would take the time from
         the threads that compute.
         """
         start = time.perf_counter()
         while read.handed_over and not read.loaded and self._unchecked:
+            other = self._unchecked.popleft()()
             with suppress(Exception):  # whoever needs it reads it again, and tells
-                self._unchecked.popleft().check()
+                if other is not None:
+                    other.check()
         read.wait()
         return time.perf_counter() - start
 
@@ -131,7 +134,7 @@ class Prefetcher:
         number = len(self._threads)
         thread = threading.Thread(target=self._work, name=f"edge0-reader-{number}", daemon=True)
         try:
-            self._threads.append(thread)  # one that runs and is not known would never be stopped
+            self._threads.append(thread)  # one that runs and is not known is not waited for by `close`
             thread.start()
         except BaseException as error:
             if thread.ident is None:
@@ -142,10 +145,15 @@ class Prefetcher:
 
     def _work(self) -> None:
         while self._asked.get():
-            read = self._next()
-            read.run()
-            if read.loaded and not read.done:
-                self._unchecked.append(read)
+            self._serve()
+        self._asked.put(False)  # for the next thread, also for one that an interrupt has kept from being known
+
+    def _serve(self) -> None:
+        """One read. In a function of its own: a thread that sleeps keeps no read, and so no memory of slots."""
+        read = self._next()
+        read.run()
+        if read.loaded and not read.done:
+            self._unchecked.append(ref(read))
 
     def _next(self) -> Read:
         """There is one for every thread that was asked: reads are queued before they are announced."""
@@ -156,8 +164,7 @@ class Prefetcher:
 
     def close(self) -> None:
         """Let reads that were asked for end, then stop the threads."""
-        for _ in self._threads:
-            self._asked.put(False)
+        self._asked.put(False)
         for thread in self._threads:
             thread.join()
         self._most, self._threads = 0, []

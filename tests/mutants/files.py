@@ -220,7 +220,9 @@ def bytes_read_ahead_taken_as_checked(patch: pytest.MonkeyPatch) -> None:
 def a_check_for_another_fails_the_call(patch: pytest.MonkeyPatch) -> None:
     def wait(prefetcher: Prefetcher, read: Read) -> float:
         while read.handed_over and not read.loaded and prefetcher._unchecked:
-            prefetcher._unchecked.popleft().check()
+            other = prefetcher._unchecked.popleft()()
+            if other is not None:
+                other.check()
         return read.wait()
 
     patch.setattr(Prefetcher, "wait", wait)

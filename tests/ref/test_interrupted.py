@@ -2,6 +2,7 @@
 
 import os
 import sys
+import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -127,6 +128,35 @@ def test_a_thread_that_cannot_be_started_is_a_named_error_and_closing_works(monk
     assert answers(executor) == answers(make_executor("exact", store, 1, Prefetcher(0)))
     executor.close()
     prefetcher.close()
+
+
+@pytest.mark.spec("STO-032", "EXE-028")
+def test_a_reader_that_has_its_first_turn_after_the_interrupt_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until then nothing tells it from one that was never started."""
+
+    def interrupted(event: threading.Event, timeout: float | None = None) -> bool:
+        raise KeyboardInterrupt
+
+    def late(thread: threading.Thread) -> None:
+        turn.acquire()
+        begin(thread)
+
+    turn, begin, before = threading.Semaphore(0), threading.Thread._bootstrap_inner, reader_threads()  # type: ignore[attr-defined]
+    store, prefetcher = MemoryStore(EXPERTS), Prefetcher(1)
+    with monkeypatch.context() as patch:
+        patch.setattr("threading.Thread._bootstrap_inner", late)
+        patch.setattr("threading.Event.wait", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            prefetcher.submit(Read(store, 0, np.zeros(HAND_OVER_BYTES, np.uint8)), "ahead")
+    turn.release()
+    prefetcher.wait(prefetcher.submit(Read(store, 1, np.zeros(HAND_OVER_BYTES, np.uint8)), "now"))
+    closing = threading.Thread(target=prefetcher.close, daemon=True)
+    closing.start()
+    closing.join(timeout=5)
+    assert not closing.is_alive()
+    for thread in set(reader_threads()) - set(before):
+        thread.join(timeout=5)
+    assert reader_threads() == before
 
 
 def judge_interrupted_calls(decoder: Any, call: Callable[[Any], object], files: Collection[str]) -> None:

@@ -2,6 +2,7 @@
 
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -82,7 +83,7 @@ def read_ahead(prefetcher: Prefetcher, store: MemoryStore, expert: int) -> Read:
     """A read ahead whose bytes are there and have not been checked."""
     read = Read(store, expert, large_slot(), apart=store)
     prefetcher.submit(read, "ahead")
-    while not prefetcher._unchecked or prefetcher._unchecked[-1] is not read:
+    while not prefetcher._unchecked or prefetcher._unchecked[-1]() is not read:
         time.sleep(0.001)
     return read
 
@@ -142,6 +143,25 @@ def test_no_executor_uses_bytes_that_nobody_has_checked(kind: str) -> None:
     np.testing.assert_array_equal(executor(x, routing), wanted)
     assert store.mistaken == 2
     executor.close()
+    prefetcher.close()
+
+
+@pytest.mark.spec("EXE-040")
+@pytest.mark.parametrize("kind", ["staged", "whole_layer"])
+def test_memory_of_a_closed_executor_is_given_back(kind: str) -> None:
+    """Readers at rest and reads that nobody has checked keep none of it: the next layer's is allocated by then."""
+    store, prefetcher = MemoryStore(4), Prefetcher(threads=2)
+    executor = make_executor(kind, store, 4, prefetcher)  # type: ignore[arg-type]
+    executor.prepare([0, 1])
+    count = len(executor._reads)  # type: ignore[attr-defined]
+    while not all(executor._reads[place].loaded for place in range(count)):  # type: ignore[attr-defined]
+        time.sleep(0.001)
+    memory = weakref.ref(executor._bank.memory.base)  # type: ignore[attr-defined]
+    executor.close()
+    end = time.monotonic() + 5
+    while memory() is not None and time.monotonic() < end:
+        time.sleep(0.001)
+    assert memory() is None
     prefetcher.close()
 
 
