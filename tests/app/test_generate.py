@@ -25,9 +25,9 @@ TOKENIZER = open_tokenizer(embedded_model())
 def result_of(done: subprocess.CompletedProcess[str]) -> dict:
     """The JSON object on the last line; above it stands the same text."""
     assert done.returncode == 0, done.stderr
-    *text, last = done.stdout.splitlines()
+    last = done.stdout.splitlines()[-1]
     result = json.loads(last)
-    assert result["text"].splitlines() == text or not result["text"]
+    assert done.stdout == f"{result['text']}\n{last}\n" or not result["text"]
     return result
 
 
