@@ -22,9 +22,9 @@ class Read:
     """One expert on its way into one slot. Whoever takes `claim` first, a reader or the caller, does the work.
 
     apart: the store, if checking the bytes is left to the caller. busy: held by a reader while it may be at work.
-    loaded: the bytes are there. done: and they have been checked. Locks, as an event costs each read several times as
-    much. The caller may be interrupted at any line, a reader is not; so nobody waits for the caller, and a lock that an
-    interrupted caller has kept is one it may take again.
+    next_up: readers begin it before any read ahead. loaded: the bytes are there. done: and they have been checked.
+    Locks, as an event costs each read several times as much. The caller may be interrupted at any line, a reader is
+    not; so nobody waits for the caller, and a lock that an interrupted caller has kept is one it may take again.
     """
 
     store: ExpertStore
@@ -33,7 +33,7 @@ class Read:
     apart: ChecksApart | None = None
     claim: threading.Lock = field(default_factory=threading.Lock)
     busy: Any = field(default_factory=threading.RLock)
-    handed_over: bool = False
+    next_up: bool = False
     loaded: bool = False
     done: bool = False
 
@@ -110,19 +110,18 @@ class Prefetcher:
         if urgency == "ahead" or read.slot.nbytes >= HAND_OVER_BYTES:
             if len(self._threads) < self._most:
                 self._start_a_reader()
-            read.handed_over = True
+            read.next_up = urgency == "now"
             (self._now if urgency == "now" else self._ahead).append(read)
             self._asked.put(True)
         return read
 
     def wait(self, read: Read) -> float:
-        """`read.wait()`. While a reader is at it, what was read ahead is checked: here that costs no time.
+        """[STO-033] `read.wait()`. While a reader is at it, or will be next, what was read ahead is checked.
 
-        Checking takes about as long as computing with the same bytes, and readers that did it would take the time from
-        the threads that compute.
+        A read ahead that no reader has begun does not wait for that: its turn may be far off, and the caller begins it.
         """
         start = time.perf_counter()
-        while read.handed_over and not read.loaded and self._unchecked:
+        while (read.next_up or read.claim.locked()) and not read.loaded and self._unchecked:
             other = self._unchecked.popleft()()
             with suppress(Exception):  # whoever needs it reads it again, and tells
                 if other is not None:

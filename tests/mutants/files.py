@@ -1,5 +1,6 @@
 """Mutants of chapter 5: headers, folders, reads."""
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -219,13 +220,33 @@ def bytes_read_ahead_taken_as_checked(patch: pytest.MonkeyPatch) -> None:
 
 def a_check_for_another_fails_the_call(patch: pytest.MonkeyPatch) -> None:
     def wait(prefetcher: Prefetcher, read: Read) -> float:
-        while read.handed_over and not read.loaded and prefetcher._unchecked:
+        while (read.next_up or read.claim.locked()) and not read.loaded and prefetcher._unchecked:
             other = prefetcher._unchecked.popleft()()
             if other is not None:
                 other.check()
         return read.wait()
 
     patch.setattr(Prefetcher, "wait", wait)
+
+
+def checks_go_before_a_read_that_nobody_has_begun(patch: pytest.MonkeyPatch) -> None:
+    original = Prefetcher.wait
+
+    def wait(prefetcher: Prefetcher, read: Read) -> float:
+        read.next_up = True
+        return original(prefetcher, read)
+
+    patch.setattr(Prefetcher, "wait", wait)
+
+
+def readers_at_rest_keep_their_last_read(patch: pytest.MonkeyPatch) -> None:
+    original, kept = Read.run, dict[int, Read]()
+
+    def run(read: Read) -> None:
+        kept[threading.get_ident()] = read
+        original(read)
+
+    patch.setattr(Read, "run", run)
 
 
 def files_closed_again_after_an_interrupt(patch: pytest.MonkeyPatch) -> None:
@@ -258,6 +279,8 @@ MUTANTS = {
     mmap_reads_one_byte_late: "STO-021",
     refused_direct_reads_go_through_the_cache: "STO-022",
     urgent_reads_wait_their_turn: "STO-030",
+    checks_go_before_a_read_that_nobody_has_begun: "STO-030",
+    readers_at_rest_keep_their_last_read: "ENG-030",
     a_failed_read_is_not_tried_again: "STO-031",
     waiting_ends_before_the_bytes_are_there: "STO-031",
     bytes_read_ahead_taken_as_checked: "STO-033",

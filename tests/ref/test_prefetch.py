@@ -108,6 +108,19 @@ def test_a_call_that_waits_checks_what_others_have_read_ahead() -> None:
     prefetcher.close()
 
 
+@pytest.mark.spec("STO-030", "STO-033")
+def test_a_needed_read_that_no_reader_has_begun_goes_before_checks() -> None:
+    store, slow, prefetcher = MemoryStore(3), MemoryStore(1), Prefetcher(threads=1)
+    others = [read_ahead(prefetcher, store, expert) for expert in (0, 1)]
+    slow.gate.clear()
+    prefetcher.submit(Read(slow, 0, large_slot()), "ahead")
+    assert slow.begun.acquire(timeout=60)  # the only thread is busy
+    prefetcher.wait(prefetcher.submit(Read(store, 2, large_slot(), apart=store), "ahead"))
+    slow.gate.set()
+    assert (store.checked, [read.done for read in others]) == ([2], [False, False])
+    prefetcher.close()
+
+
 @pytest.mark.spec("STO-033", "STO-031")
 def test_bytes_that_were_damaged_ahead_fail_nobody_else_and_are_read_again() -> None:
     store, slow, prefetcher = MemoryStore(4), MemoryStore(4), Prefetcher(threads=1)
