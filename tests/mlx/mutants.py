@@ -277,6 +277,10 @@ def a_resumed_optimizer_begins_anew(patch: Patch) -> None:
     wrapped(patch, stages.Stage, "load", load)
 
 
+def bytes_read_ahead_taken_as_checked(patch: Patch) -> None:
+    patch.setattr(slots.SlotChecksApart, "check", lambda slot, expert, content: None)
+
+
 MUTANTS: dict[Callable[[Patch], None], str] = {
     ties_to_the_higher_id: "RTR-003",
     chosen_as_argpartition_leaves_them: "RTR-003",
@@ -306,6 +310,7 @@ MUTANTS: dict[Callable[[Patch], None], str] = {
     residual_left_out: "DEC-042",
     decay_below_its_bound: "DEC-051",
     latent_pairs_apart: "DEC-053",
+    bytes_read_ahead_taken_as_checked: SLOTS,
     a_slot_written_under_a_graph: SLOTS,
     what_is_only_begun_fails_in_mlx_s_own_words: SLOTS,
     a_failure_of_what_is_forgotten_told: SLOTS,

@@ -1,6 +1,7 @@
 """Slots are memory that readers write and graphs read: what must hold whenever the graphs run, and however reads go."""
 
 import threading
+import time
 from types import SimpleNamespace
 
 import mlx.core as mx
@@ -92,6 +93,20 @@ def store_opened(store: MemoryStore) -> MemoryStore:
     other = MemoryStore(1)
     other.slots = store.slots
     return other
+
+
+@pytest.mark.spec("STO-033")
+def test_bytes_that_were_damaged_ahead_are_read_again_before_a_graph_sees_them() -> None:
+    store = MemoryStore(4)
+    lazy = Lazy(store, 4)
+    lazy.executor.prepare([0, 1])
+    while not all(read.loaded for read in lazy.executor._reads.values()):  # type: ignore[union-attr]
+        time.sleep(0.001)
+    lazy.executor._bank._bytes[:, 7] ^= np.uint8(1)  # type: ignore[union-attr]
+    result = lazy.executor(mx.array(X), routed(0, 1))
+    assert (store.mistaken, store.log) == (2, [0, 1, 0, 1])
+    close_to(result, store, routed(0, 1))
+    lazy.close()
 
 
 @pytest.mark.spec("EXE-016")

@@ -2,7 +2,7 @@
 
 import threading
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from edge0_ref.adapters import Adapters
 from edge0_ref.backend import ReferenceBackend
 from edge0_ref.checkpoint import Checkpoint
 from edge0_ref.contract import EXECUTOR_KINDS, Array, ExpertLayout, ExpertStore, Plan
-from edge0_ref.errors import ReadError, UsageError
+from edge0_ref.errors import CheckpointError, ReadError, UsageError
 from tests.ref.builders import Recipe
 from tests.ref.test_decoder import open_both
 
@@ -24,24 +24,27 @@ pytestmark = pytest.mark.usefixtures("unchecked")
 
 @dataclass
 class Disk:
-    """Of its next reads, the first `well` are well and the following `bad` fail, with half of the bytes written."""
+    """Of its next reads, the first `well` are well and of the following `bad` half the bytes are wrong.
+
+    Every second one of these fails, the others say nothing.
+    """
 
     well: int = 0
     bad: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def is_well(self) -> bool:
+    def next_read(self) -> Literal["well", "damages", "fails"]:
         with self.lock:
             if self.well or not self.bad:
                 self.well = max(0, self.well - 1)
-                return True
+                return "well"
             self.bad -= 1
-            return False
+            return "damages" if self.bad % 2 else "fails"
 
 
 @dataclass(frozen=True)
 class OnDisk:
-    """A layer's store on such a disk."""
+    """A layer's store on such a disk, which knows its experts' bytes."""
 
     inner: ExpertStore
     disk: Disk
@@ -55,10 +58,22 @@ class OnDisk:
         return self.inner.layout
 
     def read_into(self, expert: int, slot: Array) -> None:
-        if not self.disk.is_well():
-            slot[: slot.nbytes // 2] = 0xFF
-            raise ReadError("the disk failed")
+        self.read_unchecked(expert, slot)
+        self.check(expert, slot)
+
+    def read_unchecked(self, expert: int, slot: Array) -> None:
         self.inner.read_into(expert, slot)
+        how = self.disk.next_read()
+        if how != "well":
+            slot[: slot.nbytes // 2] ^= 0xFF
+        if how == "fails":
+            raise ReadError("the disk failed")
+
+    def check(self, expert: int, slot: Array) -> None:
+        content = np.empty_like(slot)
+        self.inner.read_into(expert, content)
+        if slot.tobytes() != content.tobytes():
+            raise CheckpointError("bad checksum")
 
 
 PLANS = st.builds(
@@ -132,7 +147,7 @@ class Pair:
         met, needed = counters.hits + counters.read_ahead + counters.on_demand, self.needed
         try:
             logits = getattr(self.decoder, name)(argument)
-        except ReadError:
+        except (CheckpointError, ReadError):
             self.half_done = True
             return
         assert logits.tobytes() == getattr(self.plain, name)(argument).tobytes()
@@ -148,7 +163,7 @@ def hands_over_every_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edge0_ref.prefetch.HAND_OVER_BYTES", 0)
 
 
-@pytest.mark.spec("DEC-040", "DEC-041", "DEC-044", "DEC-045", "DEC-046", "EXE-015", "EXE-016", "STO-031")
+@pytest.mark.spec("DEC-040", "DEC-041", "DEC-044", "DEC-045", "DEC-046", "EXE-015", "EXE-016", "STO-031", "STO-033")
 @pytest.mark.usefixtures("hands_over_every_read")
 @given(plan=PLANS, operations=st.lists(OPERATION, min_size=1, max_size=12))
 def test_any_sequence_of_calls_gives_the_plainest_bits_or_a_refusal(
