@@ -159,7 +159,7 @@ def test_no_executor_uses_bytes_that_nobody_has_checked(kind: str) -> None:
     prefetcher.close()
 
 
-@pytest.mark.spec("EXE-040")
+@pytest.mark.spec("ENG-030")
 @pytest.mark.parametrize("kind", ["staged", "whole_layer"])
 def test_memory_of_a_closed_executor_is_given_back(kind: str) -> None:
     """Readers at rest and reads that nobody has checked keep none of it: the next layer's is allocated by then."""
