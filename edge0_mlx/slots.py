@@ -99,7 +99,6 @@ class Bank:
         memory: Callable[[mx.array], Array | None] = host_memory,
     ) -> None:
         self.store, self.layout = store, store.layout
-        self.apart = store if isinstance(store, ChecksApart) else None
         self._first = next(offset for _, part, _, offset, _ in self.layout.pieces() if part != "weight")
         stored = layout_dtype(self.layout)
         self._wanted = device.coefficients(stored)
@@ -115,7 +114,10 @@ class Bank:
         if wide and widened is None:
             widened = np.zeros((count, 4 * wide), np.uint8)
         self._widened = None if widened is None else widened.view(np.float32)
-        self.slots = [Slot(self, index) for index in range(count)]
+        self.slots = [
+            SlotChecksApart(self, index, store) if isinstance(store, ChecksApart) else Slot(self, index)
+            for index in range(count)
+        ]
         self.matrices = self._views()
         self.run_token = self.run_one if self.copies else mx.compile(self.run_one)
 
@@ -182,20 +184,17 @@ class Slot:
         self._bank.store.read_into(expert, slot)
         self._bank.widen(self._index)
 
-    @property
-    def apart(self) -> "SlotChecksApart | None":
-        """The slot as a store whose bytes are checked later, if the layer's store has such."""
-        return None if self._bank.apart is None else SlotChecksApart(self._bank, self._index)
-
 
 class SlotChecksApart(Slot):
-    """One of a bank whose store can read now and check later."""
+    """[STO-033] One of a layer whose store can read now and check later."""
+
+    def __init__(self, bank: Bank, index: int, store: ChecksApart) -> None:
+        super().__init__(bank, index)
+        self._store = store
 
     def read_unchecked(self, expert: int, slot: Array) -> None:
-        assert self._bank.apart is not None
-        self._bank.apart.read_unchecked(expert, slot)
+        self._store.read_unchecked(expert, slot)
         self._bank.widen(self._index)
 
     def check(self, expert: int, slot: Array) -> None:
-        assert self._bank.apart is not None
-        self._bank.apart.check(expert, slot)
+        self._store.check(expert, slot)

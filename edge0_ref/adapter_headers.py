@@ -47,6 +47,15 @@ def default_adapters(folder: Path) -> Path | None:
     return folder if adapter_files(folder) else None
 
 
+def read_adapter_header(path: Path) -> tuple[dict[str, TensorInfo], dict[str, Any]]:
+    """Tensors and metadata of a file of adapters. Raises AdapterError."""
+    try:
+        tensors, raw = read_header(path)
+    except CheckpointError as error:
+        raise AdapterError(str(error)) from None
+    return tensors, decode_metadata(path, raw)
+
+
 def decode_metadata(path: Path, raw: Mapping[str, str]) -> dict[str, Any]:
     values: dict[str, Any] = {key: value for key, value in raw.items() if key != "__metadata__"}
     if "__metadata__" in raw:
@@ -97,14 +106,18 @@ def adapter_facts(folder: Path, config: ModelConfig) -> AdapterFacts:
     metadata: dict[str, Any] = {}
     found: dict[str, TensorInfo] = {}
     for path in adapter_files(folder):
-        try:
-            tensors, raw = read_header(path)
-        except CheckpointError as error:
-            raise AdapterError(str(error)) from None
-        metadata |= decode_metadata(path, raw)
+        tensors, told = read_adapter_header(path)
+        metadata |= told
         found |= tensors
-    owners = owners_of(found)
-    return AdapterFacts(top_k_of(folder, metadata, config)[0], owners, sum(info.nbytes for info in found.values()))
+    return facts_of(folder, found, metadata, config)
+
+
+def facts_of(
+    folder: Path, tensors: Mapping[str, TensorInfo], metadata: Mapping[str, Any], config: ModelConfig
+) -> AdapterFacts:
+    """Of all tensors and settings of a folder."""
+    nbytes = sum(info.nbytes for info in tensors.values())
+    return AdapterFacts(top_k_of(folder, metadata, config)[0], owners_of(tensors), nbytes)
 
 
 def owners_of(names: Iterable[str]) -> frozenset[int]:

@@ -18,16 +18,17 @@ from edge0_ref.adapter_headers import (
     adapter_files,
     decode_metadata,
     number_of,
+    read_adapter_header,
     top_k_of,
 )
 from edge0_ref.bits import widen
 from edge0_ref.checkpoint import Checkpoint
 from edge0_ref.config import ModelConfig
 from edge0_ref.contract import Array, Lora, PrerouterHead
-from edge0_ref.errors import AdapterError, CheckpointError, ReadError
+from edge0_ref.errors import AdapterError, ReadError
 from edge0_ref.packed import fingerprint
 from edge0_ref.readers import open_for_reading, read_exactly
-from edge0_ref.safetensors_header import TensorInfo, read_header
+from edge0_ref.safetensors_header import TensorInfo
 
 HEAD_PARTS = ("fc1", "fc2", "linear_init")
 FINGERPRINT = re.compile("[0-9a-f]{64}")  # published files name their base in other words
@@ -80,11 +81,7 @@ def open_adapters(folder: Path | str, config: ModelConfig) -> Adapters:
     lora_parts: dict[str, dict[str, Array]] = {}
     metadata: dict[str, Any] = {}
     for path in files:
-        try:
-            tensors, raw = read_header(path)
-        except CheckpointError as error:
-            raise AdapterError(str(error)) from None
-        told = decode_metadata(path, raw)
+        tensors, told = read_adapter_header(path)
         for key in SETTINGS:
             if key in metadata and key in told and str(metadata[key]) != str(told[key]):
                 raise AdapterError(f"{path}: {key} is {told[key]}, another file of the folder says {metadata[key]}")

@@ -63,6 +63,7 @@ class FileExpertStore:
         self.check(expert, slot)
 
     def read_unchecked(self, expert: int, slot: Array) -> None:
+        """[STO-033] Raises ReadError."""
         if not 0 <= expert < self._num_experts:
             raise IndexError(f"layer {self.layer}: expert {expert} of {self._num_experts}")
         if not self._readers:

@@ -58,7 +58,7 @@ def checksum(expert: UInt8[np.ndarray, " nbytes"]) -> int:
     """
     whole = expert.nbytes // BLOCK * BLOCK
     words = expert[:whole].view("<u8")
-    sums = np.add.reduceat(words, np.arange(0, words.size, BLOCK // 8))  # a reduce of rows takes a third longer
+    sums = np.add.reduceat(words, np.arange(0, words.size, BLOCK // 8))  # quicker than a reduce of rows
     return zlib.crc32(expert[whole:].data, zlib.crc32(sums.data))
 
 

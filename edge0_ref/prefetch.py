@@ -59,13 +59,12 @@ class Read:
             self.apart.check(self.expert, self.slot)
             self.done = True
 
-    def wait(self) -> float:
-        """[STO-031] Until the bytes are there, and checked; the seconds it took. Raises what the read raises.
+    def wait(self) -> None:
+        """[STO-031] Until the bytes are there, and checked. Raises what the read raises.
 
         A read that no thread has begun is done by the caller itself, who would otherwise only sleep. One that failed
         is tried again: a read ahead is a hint, so what counts is whether it fails now that it is needed.
         """
-        start = time.perf_counter()
         with suppress(Exception):
             if self.claim.acquire(blocking=False):
                 self._fill()
@@ -75,7 +74,6 @@ class Read:
         if not self.done:
             self.store.read_into(self.expert, self.slot)
             self.loaded = self.done = True
-        return time.perf_counter() - start
 
     def join(self) -> None:
         """Until the reader that has claimed it, if one has, is done with the slot."""
@@ -116,7 +114,7 @@ class Prefetcher:
         return read
 
     def wait(self, read: Read) -> float:
-        """[STO-033] `read.wait()`. While a reader is at it, or will be next, what was read ahead is checked.
+        """[STO-033] `read.wait()`; the seconds it took. While a reader is at it, or will be next, others are checked.
 
         A read ahead that no reader has begun does not wait for that: its turn may be far off, and the caller begins it.
         """

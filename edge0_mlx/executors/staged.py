@@ -6,7 +6,7 @@ import mlx.core as mx
 
 from edge0_mlx.device import Device
 from edge0_mlx.executors.exact import CallGraph, Held, bank_slots
-from edge0_mlx.slots import Bank, Evaluations
+from edge0_mlx.slots import Bank, Evaluations, SlotChecksApart
 from edge0_ref.contract import Counters, ExpertStore, Routing
 from edge0_ref.errors import BudgetError
 from edge0_ref.prefetch import Prefetcher, Read, Urgency
@@ -128,7 +128,7 @@ class StagedExecutor:
         self._evaluations.settle(self)
         self._ahead.discard(placement.expert)
         slot = self._allocated().slots[placement.slot]
-        apart = slot.apart if urgency == "ahead" else None
+        apart = slot if urgency == "ahead" and isinstance(slot, SlotChecksApart) else None
         self._reads[placement.slot] = Read(slot, placement.expert, slot.bytes, apart)
         self._table.asked.add(placement.expert)
         self._prefetcher.submit(self._reads[placement.slot], urgency)

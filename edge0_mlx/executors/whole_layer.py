@@ -65,7 +65,7 @@ class WholeLayerExecutor:
         bank = self._load()
         for expert in routing.distinct():
             try:
-                self.counters.wait_seconds += self._reads[expert].wait()
+                self.counters.wait_seconds += self._prefetcher.wait(self._reads[expert])
             except BaseException:
                 self.close()
                 raise

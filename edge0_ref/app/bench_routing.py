@@ -54,7 +54,7 @@ class SimulatedRouting:
         return Routing(chosen[position - self.first][None], routing.weights)
 
     def draw(self, tokens: int, k: int) -> None:
-        """All that the next tokens will use, before any of them is timed: draws take up to 4 ms for a token."""
+        """All that the next tokens will use, before any of them is timed."""
         for layer in self.pool:
             self._chosen_in(layer, tokens, k)
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from edge0_ref.adapter_headers import AdapterFacts, adapter_facts, owners_of
+from edge0_ref.adapter_headers import AdapterFacts, adapter_facts, decode_metadata, facts_of, owners_of
 from edge0_ref.app.backends import find_backend
 from edge0_ref.app.locate import locate
 from edge0_ref.app.presets import PRESETS, Preset, make_config, model_of
@@ -104,7 +104,8 @@ def facts_of_adapters(checkpoint: Checkpoint, folder: Path | None) -> AdapterFac
     """Of a folder, or of the heads in the model's own files."""
     if folder is not None:
         return adapter_facts(folder, checkpoint.config)
-    return AdapterFacts(None, owners_of(checkpoint.heads), sum(info.nbytes for info in checkpoint.heads.values()))
+    metadata = decode_metadata(checkpoint.folder, checkpoint.metadata) if checkpoint.heads else {}
+    return facts_of(checkpoint.folder, checkpoint.heads, metadata, checkpoint.config)
 
 
 def checkpoint_load(checkpoint: Checkpoint, top_k: int | None, adapters: AdapterFacts | None = None) -> Load:
@@ -121,10 +122,9 @@ def preset_load(name: str, preset: Preset, top_k: int | None) -> Load:
     config = model_of(make_config(preset), name)
     sizes = {tensor.name: tensor.nbytes for module in model_files(preset, config) for tensor in module}
     layout = expert_layout(config, next(iter(config.moe_layers)))
-    tensors = [tensor for file in adapter_files(preset, config, seed=0) for tensor in file.tensors]
-    adapters = AdapterFacts(
-        preset.adapter_top_k, owners_of(tensor.name for tensor in tensors), sum(tensor.nbytes for tensor in tensors)
-    )
+    published = adapter_files(preset, config, seed=0)
+    owners = owners_of(tensor.name for file in published for tensor in file.tensors)
+    adapters = AdapterFacts(preset.adapter_top_k, owners, sum(file.nbytes for file in published))
     return load_of(name, config, sizes, layout, top_k or preset.adapter_top_k, adapters)
 
 

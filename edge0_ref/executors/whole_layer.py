@@ -53,7 +53,7 @@ class WholeLayerExecutor:
     def _wait(self, expert: int) -> int:
         """The slot of an expert, once its bytes are there."""
         try:
-            self.counters.wait_seconds += self._reads[expert].wait()
+            self.counters.wait_seconds += self._prefetcher.wait(self._reads[expert])
         except BaseException:
             self.close()
             raise

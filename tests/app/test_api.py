@@ -162,12 +162,12 @@ def test_a_disk_that_fails_in_mid_text_is_a_named_error_and_no_end(folder, monke
     with open_model(folder, slots=1, reader_threads=1) as healthy:
         expected = ids(healthy, [5, 6, 7], 8)
         fail_at = healthy.counters.reads - 1  # in the last token, when there is text already
-    read_into, reads, broken = FileExpertStore.read_unchecked, iter(range(10**6)), [True]
+    read_unchecked, reads, broken = FileExpertStore.read_unchecked, iter(range(10**6)), [True]
 
     def failing(store: FileExpertStore, expert: int, slot: np.ndarray) -> None:
         if next(reads) >= fail_at and broken:
             raise ReadError(f"layer {store.layer} expert {expert}: the disk failed")
-        read_into(store, expert, slot)
+        read_unchecked(store, expert, slot)
 
     monkeypatch.setattr(FileExpertStore, "read_unchecked", failing)
     with open_model(folder, slots=1, reader_threads=1) as model:

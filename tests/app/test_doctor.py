@@ -78,21 +78,21 @@ def test_limits_follow_from_the_measured_rates(
     disk, kernels = 1 / model["limit_disk_tok_s"], 1 / model["limit_kernels_tok_s"]
     waited = unpredicted / rates["disk"] / 1e9
     expected = EXPECTED / (max(kernels, disk - waited) + waited)
-    assert abs(model["predicted_tok_s"] / expected - 1) <= 0.017  # three figures and the result, each rounded by 0.5 %
+    assert abs(model["predicted_tok_s"] / expected - 1) <= 0.011  # no term of `expected` is off by more than 0.5 %
     assert [path.name for path in folder.iterdir() if "doctor" in path.name] == []
 
 
 @pytest.mark.parametrize(
-    ("name", "k", "experts", "resident"),
-    [("qwen3.6-35b-a3b", 4, 283_115_520, 1.1e9), ("ling-3.0-tiny", 8, 23 * 8 * 1_327_104, 0.41e9)],
+    ("name", "layers", "k", "experts", "resident"),
+    [("qwen3.6-35b-a3b", 40, 4, 283_115_520, 1.1e9), ("ling-3.0-tiny", 23, 8, 23 * 8 * 1_327_104, 0.41e9)],
 )
-def test_a_published_model_needs_no_files(name: str, k: int, experts: int, resident: float) -> None:
+def test_a_published_model_needs_no_files(name: str, layers: int, k: int, experts: int, resident: float) -> None:
     """35b: 283 MB a token at K = 4; resident is 1.39 GB less the embedding."""
     load = preset_load(name, PRESETS[name], None)
     assert (load.top_k, load.experts) == (k, experts)
     assert preset_load(name, PRESETS[name], 2 * k).experts == 2 * experts
     assert abs(load.resident / resident - 1) < 0.02
-    assert load.unpredicted * 40 == load.experts * 7 or name != "qwen3.6-35b-a3b"  # heads of layers 6 to 38 of 40
+    assert load.unpredicted * layers == load.experts * 7  # the first six or seven that route, and the one behind them
 
 
 @pytest.mark.parametrize("k", [2, 4])
@@ -117,8 +117,12 @@ def test_reads_that_nobody_predicts_are_waited_for(folder: Path, k: int) -> None
 def test_heads_in_a_models_own_files_predict_too(folder: Path) -> None:
     info = next(iter(open_checkpoint(folder).tensors.values()))
     heads = {f"model.layers.{owner}.mlp.prerouter.fc1.weight": info for owner in (1, 2)}
-    facts = facts_of_adapters(replace(open_checkpoint(folder), heads=heads), None)
-    assert (facts.top_k, facts.owners, facts.nbytes) == (None, {1, 2}, 2 * info.nbytes)
+    baked = replace(open_checkpoint(folder), heads=heads)
+    facts = [facts_of_adapters(replace(baked, metadata=metadata), None) for metadata in ({}, {"K": "3"})]
+    assert [(each.top_k, each.owners, each.nbytes) for each in facts] == [
+        (None, {1, 2}, 2 * info.nbytes),
+        (3, {1, 2}, 2 * info.nbytes),
+    ]
 
 
 def test_what_a_token_meets_is_every_weight_but_other_experts_and_other_rows_of_the_embedding(folder: Path) -> None:

@@ -30,17 +30,12 @@ from edge0_mlx import (
 from edge0_mlx.backend import create
 from edge0_mlx.executors import exact, staged
 from edge0_mlx.mixers import attention, gated_delta, kda, mla
-from edge0_mlx.train import delta, losses, model, stages
+from tests.mlx import training_mutants
+from tests.mutants.replacing import wrapped
 
 Patch = pytest.MonkeyPatch
 SLOTS = "tests/mlx/test_slots.py"
 EVALUATIONS = "tests/mlx/test_evaluations.py"
-
-
-def wrapped(patch: Patch, owner: Any, name: str, change: Callable[..., Any]) -> None:
-    """`change(original, *arguments)` in the place of a function."""
-    original = getattr(owner, name)
-    patch.setattr(owner, name, lambda *arguments, **named: change(original, *arguments, **named))
 
 
 def ties_to_the_higher_id(patch: Patch) -> None:
@@ -247,36 +242,6 @@ def predictions_keep_their_own_routing(patch: Patch) -> None:
     patch.setattr(decoder.MlxDecoder, "_evaluate", lambda self, *arrays: predicted(original, self, *arrays))
 
 
-def predictions_routed_where_they_are_made(patch: Patch) -> None:
-    def predict_next(original: Any, call: Any, owner: Any, x: mx.array, executed: mx.array) -> None:
-        original(call, owner, x, executed)
-        shifted, last = call.predicted[owner.number + 1], call.after.predicted[owner.number + 1]
-        call.predicted[owner.number + 1] = mx.concatenate([shifted[:, 1:], last[:, None]], axis=1)
-
-    wrapped(patch, model.Call, "predict_next", predict_next)
-
-
-def heads_trained_on_one_token_twice(patch: Patch) -> None:
-    wrapped(patch, model, "build_features", lambda original, x, now, _, count: original(x, now, now, count))
-
-
-def tokens_of_a_chunk_unaware_of_each_other(patch: Patch) -> None:
-    patch.setattr(delta, "off_diagonal", lambda size, block: mx.zeros((size, size)))
-
-
-def logits_taken_for_log_probabilities(patch: Patch) -> None:
-    patch.setattr(losses, "log_softmax", lambda logits: logits)
-
-
-def a_resumed_optimizer_begins_anew(patch: Patch) -> None:
-    def load(original: Any, stage: Any, state: Any) -> None:
-        fresh = stage.optimizer.state
-        original(stage, state)
-        stage.optimizer.state = fresh
-
-    wrapped(patch, stages.Stage, "load", load)
-
-
 def bytes_read_ahead_taken_as_checked(patch: Patch) -> None:
     patch.setattr(slots.SlotChecksApart, "check", lambda slot, expert, content: None)
 
@@ -319,11 +284,7 @@ MUTANTS: dict[Callable[[Patch], None], str] = {
     a_token_traced_anew: EVALUATIONS,
     a_budget_outlives_its_plan: "tests/mlx/test_measures.py",
     predictions_keep_their_own_routing: "tests/mlx/test_measures.py",
-    predictions_routed_where_they_are_made: "tests/train/test_mlx_parallel.py",
-    heads_trained_on_one_token_twice: "tests/train/test_mlx_parallel.py",
-    tokens_of_a_chunk_unaware_of_each_other: "tests/train/test_mlx_pieces.py",
-    logits_taken_for_log_probabilities: "tests/train/test_mlx_pieces.py",
-    a_resumed_optimizer_begins_anew: "tests/train/test_mlx_stages.py",
+    **training_mutants.MUTANTS,
 }
 
 

@@ -38,12 +38,12 @@ def test_after_an_error_in_mid_call_a_reset_decoder_is_a_new_one(
     wanted = tokens_of(opened.backend, opened(small, plan, adapters))
     decoder = opened(small, plan, adapters)
     decoder.prefill([7, 8])
-    read_into = FileExpertStore.read_unchecked
+    read_unchecked = FileExpertStore.read_unchecked
 
     def fails(store: FileExpertStore, expert: int, slot: Array) -> None:
         if store.layer == 2:
             raise error
-        read_into(store, expert, slot)
+        read_unchecked(store, expert, slot)
 
     with monkeypatch.context() as patch:
         patch.setattr(FileExpertStore, "read_unchecked", fails)

@@ -192,21 +192,19 @@ def urgent_reads_wait_their_turn(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_failed_read_is_not_tried_again(patch: pytest.MonkeyPatch) -> None:
-    def wait(read: Read) -> float:
+    def wait(read: Read) -> None:
         if read.claim.acquire(blocking=False):
             read._fill()
         read.join()
         if not read.done:
             raise ReadError("the read ahead failed")
-        return 0.0
 
     patch.setattr(Read, "wait", wait)
 
 
 def waiting_ends_before_the_bytes_are_there(patch: pytest.MonkeyPatch) -> None:
-    def wait(read: Read) -> float:
+    def wait(read: Read) -> None:
         read.slot[: len(read.slot) // 2] = np.uint8(0)
-        return 0.0
 
     patch.setattr(Read, "wait", wait)
 
@@ -224,7 +222,8 @@ def a_check_for_another_fails_the_call(patch: pytest.MonkeyPatch) -> None:
             other = prefetcher._unchecked.popleft()()
             if other is not None:
                 other.check()
-        return read.wait()
+        read.wait()
+        return 0.0
 
     patch.setattr(Prefetcher, "wait", wait)
 

@@ -3,6 +3,7 @@
 import threading
 import time
 import weakref
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -54,7 +55,7 @@ def test_waiting_ends_with_the_bytes_in_the_slot(threads: int) -> None:
     slots = [slot() for _ in range(8)]
     reads = [prefetcher.submit(Read(store, expert, held), "ahead") for expert, held in enumerate(slots)]
     for expert, read in reversed(list(enumerate(reads))):
-        assert read.wait() >= 0
+        assert prefetcher.wait(read) >= 0
         np.testing.assert_array_equal(slots[expert], store.slots[expert])
     assert sorted(store.log) == list(range(8))
     prefetcher.close()
@@ -79,29 +80,50 @@ def test_a_read_that_failed_is_tried_once_more_by_whoever_needs_it(threads: int,
     prefetcher.close()
 
 
+def soon(holds: Callable[[], bool]) -> bool:
+    """Whether something comes true that other threads are about to do."""
+    end = time.monotonic() + 60
+    while not (held := holds()) and time.monotonic() < end:
+        time.sleep(0.001)
+    return held
+
+
 def read_ahead(prefetcher: Prefetcher, store: MemoryStore, expert: int) -> Read:
     """A read ahead whose bytes are there and have not been checked."""
     read = Read(store, expert, large_slot(), apart=store)
     prefetcher.submit(read, "ahead")
-    while not prefetcher._unchecked or prefetcher._unchecked[-1]() is not read:
-        time.sleep(0.001)
+    assert soon(lambda: bool(prefetcher._unchecked) and prefetcher._unchecked[-1]() is read)
     return read
+
+
+def wait_for_a_slow_read(prefetcher: Prefetcher, until: Callable[[], bool]) -> None:
+    """Wait, as a call does, for a read that ends once something has come true. Raises what waiting raises."""
+    slow, failures = MemoryStore(1), list[BaseException]()
+    slow.gate.clear()
+
+    def wait() -> None:
+        try:
+            prefetcher.wait(read)
+        except BaseException as error:
+            failures.append(error)
+
+    read = prefetcher.submit(Read(slow, 0, large_slot()), "now")
+    waiting = threading.Thread(target=wait, daemon=True)
+    waiting.start()
+    came_true = soon(lambda: until() or bool(failures))
+    slow.gate.set()
+    waiting.join()
+    if failures:
+        raise failures[0]
+    assert came_true
 
 
 @pytest.mark.spec("STO-033")
 def test_a_call_that_waits_checks_what_others_have_read_ahead() -> None:
-    store, slow, prefetcher = MemoryStore(4), MemoryStore(4), Prefetcher(threads=1)
+    store, prefetcher = MemoryStore(4), Prefetcher(threads=1)
     reads = [read_ahead(prefetcher, store, expert) for expert in (2, 0, 1)]
     assert store.checked == []
-    slow.gate.clear()
-    late = prefetcher.submit(Read(slow, 3, large_slot()), "now")
-    waiting = threading.Thread(target=prefetcher.wait, args=(late,), daemon=True)
-    waiting.start()
-    waiting.join(timeout=0.2)
-    checked = [*store.checked]
-    slow.gate.set()
-    waiting.join()
-    assert checked == [2, 0, 1]
+    wait_for_a_slow_read(prefetcher, until=lambda: store.checked == [2, 0, 1])
     for read in reads:
         prefetcher.wait(read)
     assert store.checked == [2, 0, 1]  # and no second time
@@ -123,18 +145,12 @@ def test_a_needed_read_that_no_reader_has_begun_goes_before_checks() -> None:
 
 @pytest.mark.spec("STO-033", "STO-031")
 def test_bytes_that_were_damaged_ahead_fail_nobody_else_and_are_read_again() -> None:
-    store, slow, prefetcher = MemoryStore(4), MemoryStore(4), Prefetcher(threads=1)
+    store, prefetcher = MemoryStore(4), Prefetcher(threads=1)
     damaged, whole, abandoned = (read_ahead(prefetcher, store, expert) for expert in (0, 1, 2))
     damaged.slot[7] ^= np.uint8(1)
     abandoned.abandon()
     abandoned.slot[:] = np.uint8(0)  # another's
-    slow.gate.clear()
-    late = prefetcher.submit(Read(slow, 3, large_slot()), "now")
-    assert slow.begun.acquire(timeout=60)
-    opening = threading.Timer(0.1, slow.gate.set)
-    opening.start()
-    prefetcher.wait(late)
-    opening.join()
+    wait_for_a_slow_read(prefetcher, until=lambda: not prefetcher._unchecked)
     assert (store.checked, store.mistaken) == ([1], 1)
     prefetcher.wait(damaged)
     assert damaged.slot[: LAYOUT.nbytes].tobytes() == store.slots[0].tobytes()
@@ -150,8 +166,7 @@ def test_no_executor_uses_bytes_that_nobody_has_checked(kind: str) -> None:
     x, routing = np.ones((1, LAYOUT.hidden), np.float32), Routing(np.array([[0, 1]]), np.ones((1, 2), np.float32))
     wanted = make_executor("exact", store, 1, prefetcher)(x, routing)
     executor.prepare([0, 1])
-    while len(prefetcher._unchecked) < 2:
-        time.sleep(0.001)
+    assert soon(lambda: len(prefetcher._unchecked) == 2)
     executor._bank.memory[:, 7] ^= np.uint8(1)  # type: ignore[attr-defined]
     np.testing.assert_array_equal(executor(x, routing), wanted)
     assert store.mistaken == 2
@@ -167,14 +182,10 @@ def test_memory_of_a_closed_executor_is_given_back(kind: str) -> None:
     executor = make_executor(kind, store, 4, prefetcher)  # type: ignore[arg-type]
     executor.prepare([0, 1])
     count = len(executor._reads)  # type: ignore[attr-defined]
-    while not all(executor._reads[place].loaded for place in range(count)):  # type: ignore[attr-defined]
-        time.sleep(0.001)
+    assert soon(lambda: all(executor._reads[place].loaded for place in range(count)))  # type: ignore[attr-defined]
     memory = weakref.ref(executor._bank.memory.base)  # type: ignore[attr-defined]
     executor.close()
-    end = time.monotonic() + 5
-    while memory() is not None and time.monotonic() < end:
-        time.sleep(0.001)
-    assert memory() is None
+    assert soon(lambda: memory() is None)
     prefetcher.close()
 
 
