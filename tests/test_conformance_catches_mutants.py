@@ -36,7 +36,7 @@ def verdicts(request: pytest.FixtureRequest) -> Verdicts:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_mutant_is_killed_by_the_requirement_it_breaks(verdicts: Verdicts, name: str) -> None:
     assert name in verdicts, "its process ended before its turn"
-    assert verdicts[name]["killed"], f"no test of {verdicts[name]['requirement']} fails"
+    assert verdicts[name]["killed"], f"{verdicts[name]['requirement']}: {verdicts[name]['message']}"
 
 
 @pytest.mark.spec("BCK-003")

@@ -50,13 +50,13 @@ def owners_of_the_metadata_unread(patch: pytest.MonkeyPatch) -> None:
 
 def only_known(patch: pytest.MonkeyPatch, known: Any) -> None:
     """Pass over tensors by name."""
-    original = adapters.read_header
+    original = adapter_headers.read_adapter_header
 
-    def read_header(path: Path) -> Any:
+    def read_adapter_header(path: Path) -> Any:
         tensors, metadata = original(path)
         return {name: info for name, info in tensors.items() if known(name)}, metadata
 
-    patch.setattr(adapters, "read_header", read_header)
+    replace_everywhere(patch, original, read_adapter_header)
 
 
 def unknown_tensors_passed_over(patch: pytest.MonkeyPatch) -> None:
