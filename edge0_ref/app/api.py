@@ -38,8 +38,9 @@ from edge0_ref.contract import (
 from edge0_ref.engine.memory import parse_size, resident_bytes
 from edge0_ref.engine.plan import MemoryPlan, Request, make_plan, plan_text
 from edge0_ref.engine.prefixes import PrefixBudget, Prefixes
+from edge0_ref.engine.prompts import Prompt, check_limits, prompt_ids
 from edge0_ref.engine.sampling import SamplingSettings
-from edge0_ref.engine.session import Asked, Generation, Prompt, Session, check_limits, prompt_ids
+from edge0_ref.engine.session import Asked, Generation, Session
 from edge0_ref.errors import UsageError
 from edge0_ref.inventory import open_checkpoint
 from edge0_ref.json_files import is_there

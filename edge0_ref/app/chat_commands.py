@@ -56,8 +56,8 @@ def chat(
     from edge0_ref.app.chat import Brake, Chat, run_chat
     from edge0_ref.app.context import planned_for
     from edge0_ref.app.reuse import choose_reuse
+    from edge0_ref.engine.prompts import check_limits
     from edge0_ref.engine.sampling import SamplingSettings
-    from edge0_ref.engine.session import check_limits
 
     brake, cache = Brake(), cache_folder(cache_home)
     check_limits(max_tokens, ())

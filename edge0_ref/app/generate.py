@@ -8,8 +8,9 @@ from dataclasses import asdict
 from edge0_ref.app.api import Model
 from edge0_ref.app.live import open_screen
 from edge0_ref.app.report import measure_rows, print_table, result_rows
+from edge0_ref.engine.prompts import Prompt
 from edge0_ref.engine.sampling import SamplingSettings
-from edge0_ref.engine.session import Generation, Prompt
+from edge0_ref.engine.session import Generation
 from edge0_ref.errors import UsageError
 
 

@@ -9,7 +9,7 @@ from safetensors.numpy import save_file
 from edge0_ref.app.api import Model
 from edge0_ref.app.output_files import check_output, written_aside
 from edge0_ref.contract import Array
-from edge0_ref.engine.session import Prompt
+from edge0_ref.engine.prompts import Prompt
 from edge0_ref.errors import NonFiniteError, UsageError
 
 

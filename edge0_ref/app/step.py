@@ -8,7 +8,8 @@ import numpy as np
 from edge0_ref.app.api import Model, open_model
 from edge0_ref.contract import Array, Counters, Routing
 from edge0_ref.engine.memory import size_text
-from edge0_ref.engine.session import Prompt, counters_between
+from edge0_ref.engine.prompts import Prompt
+from edge0_ref.engine.session import counters_between
 from edge0_ref.errors import UsageError
 
 

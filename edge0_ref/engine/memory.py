@@ -11,8 +11,6 @@ from edge0_ref.errors import UsageError
 
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
-LARGEST = 2**63  # bytes
-
 
 def resident_bytes() -> int:
     """Resident set size now; where the system does not tell, the highest so far."""
@@ -45,7 +43,7 @@ def parse_size(text: str) -> int:
     if match is None or match[2] not in UNITS:
         raise UsageError(f"a size of {reprlib.repr(text)}, wanted one like 3GiB, 800MB or a number of bytes")
     nbytes = float(match[1]) * UNITS[match[2]]
-    if nbytes >= LARGEST:
+    if nbytes >= 2**63:
         raise UsageError(f"a size of {reprlib.repr(text)}, wanted less than 2**63 bytes")
     return int(nbytes)
 

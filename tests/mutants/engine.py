@@ -14,7 +14,7 @@ import pytest
 
 from edge0_ref import tokens
 from edge0_ref.app.api import Model
-from edge0_ref.engine import sampling, session, stops
+from edge0_ref.engine import prompts, sampling, session, stops
 from edge0_ref.engine.sampling import DrawStream, SamplingSettings
 from edge0_ref.engine.session import Generation, Piece, Session
 from edge0_ref.tokens import TextStream, Tokenizer
@@ -150,7 +150,7 @@ def a_choice_feels_earlier_ones(patch: pytest.MonkeyPatch) -> None:
 
 
 def ids_outside_the_vocabulary_accepted(patch: pytest.MonkeyPatch) -> None:
-    original = session.prompt_ids
+    original = prompts.prompt_ids
 
     def ids(prompt: Any, tokenizer: Any, config: Any) -> list[int]:
         known = prompt if isinstance(prompt, str) else [token % config.vocab_size for token in prompt]
@@ -160,7 +160,7 @@ def ids_outside_the_vocabulary_accepted(patch: pytest.MonkeyPatch) -> None:
 
 
 def limits_unchecked(patch: pytest.MonkeyPatch) -> None:
-    replace_everywhere(patch, session.check_limits, lambda max_tokens, stop: None)
+    replace_everywhere(patch, prompts.check_limits, lambda max_tokens, stop: None)
 
 
 def a_text_goes_on_from_the_last_one(patch: pytest.MonkeyPatch) -> None:
@@ -189,7 +189,7 @@ def nothing_held_back(patch: pytest.MonkeyPatch) -> None:
 
 
 def pieces_without_their_tokens(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(session, "Piece", lambda text, token: Piece(text, None))
+    patch.setattr(session, "Piece", lambda text, token, chances=None: Piece(text, None, chances))
 
 
 def a_text_pays_for_earlier_ones(patch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,8 @@ from edge0_ref.app.serve.conversation import read_conversation
 from edge0_ref.app.serve.requests import ChatBody, CompletionBody, Most
 from edge0_ref.app.serve.work import Text
 from edge0_ref.engine.prefixes import turn_of
-from edge0_ref.engine.session import Asked, check_ids
+from edge0_ref.engine.prompts import check_ids
+from edge0_ref.engine.session import Asked
 from edge0_ref.errors import UsageError
 from edge0_ref.tokens import Tokenizer
 
