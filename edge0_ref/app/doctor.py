@@ -6,42 +6,30 @@ from memory the same experts, all resident weights and the adapters. Reads that 
 compute behind them; those of layers that nobody predicts for are waited for:
 
     seconds a token = max(compute, predicted reads) + other reads
+
+Compute is that of the fastest backend here, unless one is named.
 """
 
 import json
-import os
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from edge0_ref.adapter_headers import AdapterFacts, adapter_facts, decode_metadata, facts_of, owners_of
-from edge0_ref.app.backends import find_backend
+from edge0_ref.app.capacity import Machine, measure
 from edge0_ref.app.locate import locate
 from edge0_ref.app.presets import PRESETS, Preset, make_config, model_of
-from edge0_ref.app.probes import BlockReads, kernel_rate, memory_rate
-from edge0_ref.app.read_mode import file_system, machine_bytes, write_measured
+from edge0_ref.app.read_mode import machine_bytes, write_measured
 from edge0_ref.app.synth import adapter_files, expert_layout, model_files
 from edge0_ref.checkpoint import Checkpoint
 from edge0_ref.config import ModelConfig
-from edge0_ref.contract import READ_MODES, READER_THREADS, ExpertLayout, ReadMode
-from edge0_ref.errors import ReadError
+from edge0_ref.contract import ExpertLayout
 from edge0_ref.expert_store import find_experts
 from edge0_ref.inventory import open_checkpoint
-from edge0_ref.packed import stride_of
 
-DEPTHS = (1, 2, READER_THREADS)
-ENOUGH_BYTES = 2**29  # a file to measure on: more than half a second of reading
 EXPECTED = 0.9  # of a limit
 REUSE = 0.45  # of a token's experts were the last token's, at best, in trained models
-EQUAL = 0.95  # a mode this near to the fastest, and without page cache, is preferred
-
-
-Rates = Mapping[ReadMode, Mapping[int, float] | str]
 
 
 @dataclass(frozen=True)
@@ -65,34 +53,17 @@ class Load:
         return self.experts + self.resident + self.adapters
 
 
-@dataclass(frozen=True)
-class Machine:
-    """Bytes a second. experts: of the weights of K experts in one call; disk: mode -> depth -> rate, or why not."""
-
-    memory: float
-    experts: float
-    disk: Rates
-    mode: ReadMode
-    file_system: str
-    measured_on: str
-
-    @property
-    def disk_rate(self) -> float:
-        rates = self.disk[self.mode]
-        assert not isinstance(rates, str)
-        return max(rates.values())
-
-
-def run_doctor(model: Path | str | None, top_k: int | None, backend: str, cache: Path | None) -> dict[str, Any]:
+def run_doctor(model: Path | str | None, top_k: int | None, backend: str | None, cache: Path | None) -> dict[str, Any]:
     """Measure, remember the read mode, and tell: a table on stderr, a line of JSON on stdout."""
     if model is None:
         loads = [preset_load(name, preset, top_k) for name, preset in PRESETS.items()]
-        machine = measure(Path.cwd(), loads[0], backend, None)
+        folder, checkpoint = Path.cwd(), None
     else:
         located = locate(model)
         checkpoint = open_checkpoint(located.folder)
         loads = [checkpoint_load(checkpoint, top_k, facts_of_adapters(checkpoint, located.adapters))]
-        machine = measure(checkpoint.folder, loads[0], backend, checkpoint)
+        folder = checkpoint.folder
+    machine = measure(folder, loads[0].layout, loads[0].top_k, backend, checkpoint)
     told: dict[str, Any] = {"machine": machine_facts(machine), "models": [expectation(load, machine) for load in loads]}
     told |= {"remembered": remember(cache, machine)}
     show(told)
@@ -146,58 +117,6 @@ def load_of(
     return Load(model, top_k, layout, sum(a_token.values()), resident, experts, adapters.nbytes, unpredicted)
 
 
-def measure(folder: Path, load: Load, backend: str, checkpoint: Checkpoint | None) -> Machine:
-    """Memory, then experts, then the disk: one at a time."""
-    memory = memory_rate()
-    experts = kernel_rate(find_backend(backend, "executor:staged"), load.layout, load.top_k)
-    block = stride_of(load.layout)
-    with file_to_read(folder, checkpoint, block) as path:
-        disk: Rates = {mode: rates_of(BlockReads(path, block), mode) for mode in READ_MODES}
-        return Machine(memory, experts, disk, best_mode(disk), file_system(path), str(path))
-
-
-@contextmanager
-def file_to_read(folder: Path, checkpoint: Checkpoint | None, block: int) -> Iterator[Path]:
-    """The model's own largest file with experts; if that is small, a new one beside it, or where temporary files go."""
-    own = None if checkpoint is None else largest_file(checkpoint)
-    if own is not None and own.stat().st_size >= ENOUGH_BYTES:
-        yield own
-        return
-    here = folder if os.access(folder, os.W_OK) else None
-    with tempfile.NamedTemporaryFile(dir=here, prefix="edge0-doctor-") as file:
-        content = np.random.default_rng(0).integers(0, 256, block, np.uint8).data
-        try:
-            for _ in range(ENOUGH_BYTES // block + 1):
-                file.write(content)
-            file.flush()
-            os.fsync(file.fileno())  # what is not on the disk yet cannot be dropped from the page cache
-        except OSError as error:
-            raise ReadError(f"{file.name}: no room to measure the disk: {error.strerror}") from None
-        yield Path(file.name)
-
-
-def largest_file(checkpoint: Checkpoint) -> Path:
-    layers = checkpoint.config.moe_layers.items()
-    paths = {piece.path for layer, moe in layers for piece in find_experts(checkpoint, layer, moe)[1]}
-    return checkpoint.packed or max(paths, key=lambda path: path.stat().st_size)
-
-
-def rates_of(reads: BlockReads, mode: ReadMode) -> Mapping[int, float] | str:
-    try:
-        return {depth: reads.rate(mode, depth) for depth in DEPTHS}
-    except OSError as error:
-        return str(error)
-
-
-def best_mode(disk: Rates) -> ReadMode:
-    """[STO-046] The fastest at the depth the engine uses; direct if it is as good as any: it needs no page cache."""
-    rates = {mode: rates[READER_THREADS] for mode in READ_MODES if not isinstance(rates := disk[mode], str)}
-    if not rates:
-        raise ReadError(f"no read mode works: {'; '.join(str(why) for why in disk.values())}")
-    fastest = max(rates, key=lambda mode: rates[mode])
-    return "direct" if rates.get("direct", 0.0) >= EQUAL * rates[fastest] else fastest
-
-
 def figure(value: float) -> float:
     """Three digits: more would be noise.
 
@@ -207,14 +126,18 @@ def figure(value: float) -> float:
     return float(f"{value:.3g}")
 
 
+def rate_in_gb(rate: float | str) -> float | str:
+    return rate if isinstance(rate, str) else figure(rate / 1e9)
+
+
 def machine_facts(machine: Machine) -> dict[str, Any]:
     rates = {
-        mode: rates if isinstance(rates, str) else {depth: figure(rate / 1e9) for depth, rate in rates.items()}
+        mode: rates if isinstance(rates, str) else {depth: rate_in_gb(rate) for depth, rate in rates.items()}
         for mode, rates in machine.disk.items()
     }
     return {
         "memory_gb_s": figure(machine.memory / 1e9),
-        "experts_gb_s": figure(machine.experts / 1e9),
+        "experts_gb_s": {backend: rate_in_gb(rate) for backend, rate in machine.experts.items()},
         "disk_gb_s": rates,
         "raw_disk_gb_s": figure(machine.disk_rate / 1e9),
         "read_mode": machine.mode,
@@ -226,11 +149,12 @@ def machine_facts(machine: Machine) -> dict[str, Any]:
 
 def expectation(load: Load, machine: Machine) -> dict[str, Any]:
     """What one decoded token costs, the limits, and which of them binds."""
+    backend, rate = machine.fastest
     seconds = {
         "disk": load.experts / machine.disk_rate,
         "disk_with_reuse": load.experts * (1 - REUSE) / machine.disk_rate,
         "memory": load.touched / machine.memory,
-        "kernels": load.touched / machine.experts,
+        "kernels": load.touched / rate,
     }
     waited = load.unpredicted / machine.disk_rate
     step, step_with_reuse = (
@@ -240,6 +164,7 @@ def expectation(load: Load, machine: Machine) -> dict[str, Any]:
     facts = {
         "model": load.model,
         "k": load.top_k,
+        "backend": backend,
         "bytes_per_expert": load.layout.nbytes,
         "bytes_per_token": load.experts,
         "bytes_touched_per_token": load.touched,
@@ -282,16 +207,17 @@ def show(told: Mapping[str, Any]) -> None:
     from edge0_ref.app.report import print_table
 
     machine = told["machine"]
-    rows = [
-        ("memory, two threads", f"{machine['memory_gb_s']} GB/s"),
-        ("experts of one token, computed", f"{machine['experts_gb_s']} GB/s"),
-    ]
+    rows = [("memory, two threads", f"{machine['memory_gb_s']} GB/s")]
+    for backend, rate in machine["experts_gb_s"].items():
+        text = rate if isinstance(rate, str) else f"{rate} GB/s"
+        rows.append((f"experts of one token, by {backend}", text))
     for mode, rates in machine["disk_gb_s"].items():
         text = rates if isinstance(rates, str) else ", ".join(f"{rate} ({depth})" for depth, rate in rates.items())
         rows.append((f"disk, {mode}, GB/s (threads)", text))
     rows += [("file system", machine["file_system"]), ("read mode", machine["read_mode"])]
     print_table("this machine", rows)
     for model in told["models"]:
+        expected = f"{model['predicted_tok_s']} to {model['predicted_with_reuse_tok_s']}"
         print_table(
             f"{model['model']}, K = {model['k']}",
             [
@@ -302,8 +228,8 @@ def show(told: Mapping[str, Any]) -> None:
                 ("limit from the disk", f"{model['limit_disk_tok_s']} tok/s"),
                 (f"the same if {REUSE:.0%} stay in slots", f"{model['limit_disk_with_reuse_tok_s']} tok/s"),
                 ("limit from memory", f"{model['limit_memory_tok_s']} tok/s"),
-                ("limit from kernels", f"{model['limit_kernels_tok_s']} tok/s"),
-                ("expected", f"{model['predicted_tok_s']} to {model['predicted_with_reuse_tok_s']} tok/s"),
+                (f"limit from kernels, {model['backend']}", f"{model['limit_kernels_tok_s']} tok/s"),
+                (f"expected with --backend {model['backend']}", f"{expected} tok/s"),
                 ("verdict", model["verdict"]),
             ],
         )

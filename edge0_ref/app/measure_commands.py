@@ -80,7 +80,9 @@ def doctor(
         str | None, typer.Argument(metavar="[MODEL]", help="As everywhere; default: the two published.")
     ] = None,
     k: Annotated[int | None, typer.Option(min=1, help="Experts a token; default: as the adapters say.")] = None,
-    backend: BackendName = "reference",
+    backend: Annotated[
+        str | None, typer.Option(help="As everywhere; default: all that are installed, and the fastest is expected.")
+    ] = None,
     cache_home: CacheHome = None,
 ) -> None:
     """Measure memory, kernels and disk, and say what to expect of a model; the best read mode is remembered."""

@@ -11,7 +11,7 @@ import numpy as np
 from edge0_ref.adapters import Adapters
 from edge0_ref.app.api import Model, Notify, open_model
 from edge0_ref.app.bench_routing import RoutingRule, SimulatedRouting, parse_routing
-from edge0_ref.app.doctor import largest_file
+from edge0_ref.app.capacity import largest_file
 from edge0_ref.contract import Decoder, ExecutorKind, Observe, WrapStore
 from edge0_ref.engine.plan import MemoryPlan
 from edge0_ref.errors import UsageError

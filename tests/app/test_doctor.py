@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from edge0_ref.adapters import open_adapters
-from edge0_ref.app import doctor, read_mode
+from edge0_ref.app import capacity, read_mode
+from edge0_ref.app.capacity import Machine, best_mode
 from edge0_ref.app.doctor import (
     EXPECTED,
-    Machine,
-    best_mode,
     checkpoint_load,
     expectation,
     facts_of_adapters,
@@ -44,8 +43,8 @@ def folder(tmp_path: Path) -> Path:
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the command line keeps what it measured; and a doctor who is quick."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(doctor, "ENOUGH_BYTES", 2**22)
-    monkeypatch.setattr(doctor, "DEPTHS", (1, READER_THREADS))
+    monkeypatch.setattr(capacity, "ENOUGH_BYTES", 2**22)
+    monkeypatch.setattr(capacity, "DEPTHS", (1, READER_THREADS))
     return tmp_path / "cache" / "edge0"
 
 
@@ -66,9 +65,12 @@ def test_limits_follow_from_the_measured_rates(
     facts = told(capsys, "doctor", folder)
     machine, (model,) = facts["machine"], facts["models"]
     assert machine["read_mode"] in READ_MODES
-    assert min(machine["memory_gb_s"], machine["experts_gb_s"], machine["raw_disk_gb_s"]) > 0
+    assert min(machine["memory_gb_s"], machine["raw_disk_gb_s"]) > 0
+    computed = {name: rate for name, rate in machine["experts_gb_s"].items() if not isinstance(rate, str)}
+    assert {"reference", "numba"} <= {*computed}
+    assert model["backend"] == max(computed, key=lambda name: computed[name])
     assert (model["k"], model["bytes_per_token"]) == (2, inspected["bytes_per_token"])
-    rates = {"disk": machine["raw_disk_gb_s"], "memory": machine["memory_gb_s"], "kernels": machine["experts_gb_s"]}
+    rates = {"disk": machine["raw_disk_gb_s"], "memory": machine["memory_gb_s"], "kernels": max(computed.values())}
     for name, rate in rates.items():
         nbytes = model["bytes_per_token" if name == "disk" else "bytes_touched_per_token"]
         limit = model[f"limit_{name}_tok_s"]
@@ -107,7 +109,7 @@ def test_reads_that_nobody_predicts_are_waited_for(folder: Path, k: int) -> None
     ]
     assert [load.unpredicted * 4 / load.experts for load in loads] == [4, 2, 1]
     assert [load.touched - loads[0].touched for load in loads] == [0, heads.nbytes, heads.nbytes]
-    machine = Machine(1e9, 1e9, {"direct": {4: 1e9}}, "direct", "a disk", "a file")
+    machine = Machine(1e9, {"abacus": 1e9}, {"direct": {4: 1e9}}, "direct", "a disk", "a file")
     told = [expectation(load, machine) for load in loads]
     alone = loads[0]
     assert told[0]["predicted_tok_s"] == pytest.approx(EXPECTED * 1e9 / (alone.touched + alone.experts), rel=0.006)
@@ -234,6 +236,20 @@ def test_a_read_that_fails_while_measuring_is_told_and_the_other_modes_count(
     machine = told(capsys, "doctor", folder)["machine"]
     assert machine["disk_gb_s"]["direct"] == "no direct reads here"
     assert machine["read_mode"] != "direct"
+
+
+def test_a_backend_that_is_not_here_says_why_and_the_others_count(
+    folder: Path, cache: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(capacity, "known_backends", lambda: ["abacus", "reference"])
+    facts = told(capsys, "doctor", folder)
+    assert "'abacus' is not known" in facts["machine"]["experts_gb_s"]["abacus"]
+    assert [model["backend"] for model in facts["models"]] == ["reference"]
+
+
+def test_a_named_backend_is_measured_alone(folder: Path, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    facts = told(capsys, "doctor", folder, "--backend", "reference")
+    assert [*facts["machine"]["experts_gb_s"]] == [model["backend"] for model in facts["models"]] == ["reference"]
 
 
 def test_without_a_model_the_published_ones_are_told_about(
