@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, cast
 
 from edge0_ref.adapters import Adapters, adapters_of
-from edge0_ref.app.backends import find_backend, limit_memory, notice_of, reads_as_stored
+from edge0_ref.app.backends import advice, find_backend, limit_memory, notice_of, reads_as_stored
 from edge0_ref.app.locate import locate
 from edge0_ref.app.read_mode import default_read_mode
 from edge0_ref.app.reuse import open_prefixes
@@ -229,8 +229,9 @@ class Model:
         self, prompt_tokens: int, context: int, logits_tokens: int = 0
     ) -> tuple[MemoryPlan, Decoder[Any]]:
         """A new decoder and its plan, which comes first. Whoever asks closes it. Raises BudgetError, BackendError."""
-        if notice := notice_of(self.backend):
-            self.settings.notify(notice)
+        weight = sum(info.nbytes for info in self.checkpoint.tensors.values())
+        for text in filter(None, (notice_of(self.backend), advice(self.settings.backend, weight))):
+            self.settings.notify(text)
         request = replace(
             self.settings.request,
             context=context,

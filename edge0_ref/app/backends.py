@@ -9,6 +9,7 @@ from edge0_ref.contract import Backend
 from edge0_ref.errors import BackendError
 
 GROUP = "edge0.backends"
+LARGE_BYTES = 2**30  # of a model with which the reference lets people wait
 
 
 def known_backends() -> list[str]:
@@ -63,3 +64,10 @@ def notice_of(backend: Backend[Any]) -> str | None:
     """[BCK-011] What a backend wants said before its first work ("compiling, once"): its optional `notice()`."""
     notice = getattr(backend, "notice", None)
     return notice() if notice is not None else None
+
+
+def advice(backend: str, nbytes: int) -> str | None:
+    """For who waits for a model of so many bytes and may not know of faster backends."""
+    if backend != "reference" or nbytes < LARGE_BYTES:
+        return None
+    return "the reference is written to be read, not for speed; `edge0 doctor` tells how fast other backends are here"

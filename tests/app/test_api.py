@@ -6,7 +6,7 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 
-from edge0_ref.app import open_model
+from edge0_ref.app import backends, open_model
 from edge0_ref.app.backends import find_backend, known_backends, notice_of
 from edge0_ref.backend import ReferenceBackend
 from edge0_ref.errors import BackendError, ReadError, UsageError
@@ -187,6 +187,19 @@ def test_notes_of_adapters_reach_the_user(folder, tmp_path) -> None:
         ids(model, [5], 1)
         assert model.plan.plan.top_k == 1
     assert any("K = 1" in text for text in told)
+
+
+@pytest.mark.parametrize(("backend", "short_of", "warned"), [("reference", 0, 1), ("reference", 1, 0), ("numba", 0, 0)])
+def test_who_runs_a_large_model_on_the_reference_hears_of_other_backends(
+    folder, monkeypatch, backend, short_of, warned
+) -> None:
+    """Large is a model of so many bytes; one byte short of it is not."""
+    told = []
+    with open_model(folder, backend=backend, notify=told.append) as model:
+        weight = sum(info.nbytes for info in model.checkpoint.tensors.values())
+        monkeypatch.setattr(backends, "LARGE_BYTES", weight + short_of)
+        ids(model, [5], 1)
+    assert sum("edge0 doctor" in text for text in told) == warned
 
 
 @pytest.mark.spec("BCK-008")
