@@ -14,7 +14,7 @@ from conformance.driven import Driven
 from conformance.paths import examples
 from conformance.sessions import Script, Session, Watch, plans, play, scripts
 from edge0_ref.adapters import Adapters
-from edge0_ref.contract import Plan
+from edge0_ref.contract import ExecutorKind, Plan
 from edge0_ref.errors import ReadError, UsageError
 
 pytestmark = pytest.mark.claim("decoder")
@@ -109,6 +109,28 @@ def test_a_call_of_a_prompt_goes_where_its_size_sends_it(
         small = [min(chunk, prompt - first) < least for first in range(0, prompt, chunk)]
         seen = [len(resident) > 0 for resident in watch.values["resident", 0]]
         judge.state(seen, small, f"calls that left experts in slots, {plan}, prompt of {prompt}")
+        driven.close()
+
+
+@pytest.mark.spec("DEC-058")
+@examples(0.15)
+@given(kind=st.sampled_from(["exact", "whole_layer"]), prompt=st.integers(1, len(TOKENS)), least=st.integers(1, 9))
+def test_a_large_call_leaves_nothing_in_slots_and_a_small_one_all(
+    driven: Driven, judge: Judge, kind: ExecutorKind, prompt: int, least: int
+) -> None:
+    plan = Plan(MODEL.top_k, "staged", kind, slots=MODEL.experts, context=64, prefill_from=least)
+    with MODEL.opened() as (_, checkpoint):
+        watch = Watch()
+        decoder = driven.decoder(checkpoint, plan, observe=watch)
+        for token in TOKENS:
+            decoder.step(token)
+        decoder.prefill(TOKENS[:prompt])
+        decoder.step(TOKENS[0])
+        for layer in range(len(MODEL.layers)):
+            executed = watch.executed(layer)
+            kept = executed if prompt < least else executed[-1:]
+            named = f"in slots of layer {layer} after a step behind a prompt of {prompt}, {plan}"
+            judge.state(set(watch.values["resident", layer][-1]), set(kept.ravel().tolist()), named)
         driven.close()
 
 

@@ -88,6 +88,7 @@ class MlxDecoder:
             submits=device.gpu,
         )
         self._pending: list[Pending] = []
+        self._slots_kept = True
         self._steps: deque[tuple[float, int]] = deque(maxlen=MEASURED_STEPS)  # seconds of the host, evaluations
         self.state, self._interrupted = self._new_state(), False
         self._files = open_experts(checkpoint, plan.read_mode)
@@ -150,17 +151,34 @@ class MlxDecoder:
         self._begin(tokens)
         for first in range(0, len(tokens), self.plan.prefill_chunk):
             self.state.predicted = {}  # a chunk's own predictions too: the next chunk is prompt as well
-            for executor in self._decode.values():
-                executor.release_hints()
             chunk = tokens[first : first + self.plan.prefill_chunk]
-            hidden = self._forward(chunk, self._prefill if len(chunk) >= self.plan.prefill_from else self._decode)
+            last = first + len(chunk) == len(tokens)
+            executors = self._prefill if len(chunk) >= self.plan.prefill_from else self._decode
+            self._keep_slots(executors is self._decode)
+            hidden = self._forward(chunk, executors)
             if every:
-                yield self._evaluated_logits(self._logits(hidden))
-            elif first + self.plan.prefill_chunk >= len(tokens):
-                yield self._evaluated_logits(self._logits_of_one(hidden[-1:]))
+                logits = self._evaluated_logits(self._logits(hidden))
+            elif last:
+                logits = self._evaluated_logits(self._logits_of_one(hidden[-1:]))
             else:
                 self._evaluate(hidden)
+            if last and not self._slots_kept:
+                self._keep_slots(True)
+                self._read_ahead(*self.state.predicted)
+            if every or last:
+                yield logits
         mx.clear_cache()  # a chunk's buffers are of no use to single tokens
+
+    def _keep_slots(self, kept: bool) -> None:
+        """[DEC-058] Slots hold what they have, or their memory is a prompt's for the length of a call."""
+        self._slots_kept = kept
+        if not kept:
+            self._stretches.forget()  # which are compiled over slots
+        for executor in self._decode.values():
+            if kept:
+                executor.release_hints()
+            else:
+                executor.close()
 
     def _begin(self, tokens: Sequence[int]) -> None:
         """[DEC-041] Refuse what cannot be done. From here on, what ends early is half done: only `reset` helps."""
@@ -229,7 +247,12 @@ class MlxDecoder:
                 if routing is not predicted.routing:
                     predicted = Predicted(routing, mx.array(routing.weights))
                 self.state.predicted[consumer] = predicted
-                self._decode[consumer].prepare(routing.experts[0].tolist())
+                if self._slots_kept:
+                    self._read_ahead(consumer)
+
+    def _read_ahead(self, *layers: int) -> None:
+        for layer in layers:
+            self._decode[layer].prepare(self.state.predicted[layer].routing.experts[0].tolist())
 
     def _logits(self, hidden: Activations) -> Float32[mx.array, "tokens vocab"]:
         return self.head(rms_norm(hidden, self.final_norm, self.config.norm_epsilon)).astype(mx.float32)
@@ -258,7 +281,7 @@ class MlxDecoder:
             self._stretches.forget()  # what failed may have let go of its slots
             for executor in self._prefill.values():
                 executor.close()  # in mid-layer it still holds that layer's memory
-        self._pending, self._interrupted = [], False
+        self._pending, self._interrupted, self._slots_kept = [], False, True
 
     def reset(self) -> None:
         self._forget()
@@ -273,8 +296,7 @@ class MlxDecoder:
         """Return to a snapshot; its predictions are read ahead again."""
         self.reset()
         self.state = state.copy()
-        for layer, predicted in state.predicted.items():
-            self._decode[layer].prepare(predicted.routing.experts[0].tolist())
+        self._read_ahead(*self.state.predicted)
 
     def arrays_of(self, state: State) -> dict[str, Array]:
         """A snapshot as named arrays."""

@@ -162,10 +162,17 @@ class ReferenceDecoder:
         self._begin(tokens)
         for first in range(0, len(tokens), self.plan.prefill_chunk):
             self.state.predicted = {}  # a chunk's own predictions too: the next chunk is prompt as well
-            for executor in self._decode.values():
-                executor.release_hints()
             chunk = tokens[first : first + self.plan.prefill_chunk]
-            yield self._forward(chunk, self._prefill if len(chunk) >= self.plan.prefill_from else self._decode)
+            executors = self._prefill if len(chunk) >= self.plan.prefill_from else self._decode
+            for executor in self._decode.values():
+                if executors is self._decode:
+                    executor.release_hints()
+                else:
+                    executor.close()  # [DEC-058] their memory is the prompt's now
+            hidden = self._forward(chunk, executors)
+            if executors is not self._decode and first + len(chunk) == len(tokens):
+                self._read_ahead(*self.state.predicted)
+            yield hidden
 
     def _begin(self, tokens: Sequence[int]) -> None:
         """[DEC-041] Refuse what cannot be done. From here on, what ends early is half done: only `reset` helps."""
@@ -237,6 +244,8 @@ class ReferenceDecoder:
         observe("shared_output", number, shared)
         if head is not None:
             self._predict_next(moe, head, x, routing)
+            if executor is self._decode[number]:
+                self._read_ahead(number + 1)
         y: Activations = routed + shared
         return y
 
@@ -262,7 +271,11 @@ class ReferenceDecoder:
         prediction = self.routing_source(consumer.layer, self.position + 1, prediction)
         self.state.executed[owner.layer] = routing.experts[-1]
         self.state.predicted[consumer.layer] = prediction
-        self._decode[consumer.layer].prepare([int(expert) for expert in prediction.experts[0]])
+
+    def _read_ahead(self, *layers: int) -> None:
+        """[PRE-024] Hand over what is predicted for these layers."""
+        for layer in layers:
+            self._decode[layer].prepare([int(expert) for expert in self.state.predicted[layer].experts[0]])
 
     def _whole(self, logits: Float32[np.ndarray, "tokens vocab"]) -> Float32[np.ndarray, "tokens vocab"]:
         """The call has come to its end: the next one may begin."""
@@ -289,8 +302,7 @@ class ReferenceDecoder:
         """Return to a snapshot; its predictions are read ahead again."""
         self.reset()
         self.state = state.copy()
-        for layer, prediction in state.predicted.items():
-            self._decode[layer].prepare([int(expert) for expert in prediction.experts[0]])
+        self._read_ahead(*self.state.predicted)
 
     def arrays_of(self, state: State) -> dict[str, Array]:
         """A snapshot as named arrays."""

@@ -187,11 +187,16 @@ def spend(plan: Plan, request: Request, sizes: Sizes, spare: Callable[[Plan], in
 
 def with_more_slots(plan: Plan, sizes: Sizes, spare: Callable[[Plan], int]) -> Plan:
     """[ENG-035] Where nobody predicts, a token waits for its reads: these layers keep what they use most."""
+
+    def left(plan: Plan) -> int:
+        """While text is decoded: what a prompt holds then is nothing."""
+        return spare(replace(plan, prefill_executor=plan.executor))
+
     of_each = sizes.one_of_each_layer
-    if sizes.on_demand and (more := spare(plan) // sizes.one_of_each_on_demand):
+    if sizes.on_demand and (more := left(plan) // sizes.one_of_each_on_demand):
         plan = replace(plan, on_demand_slots=min(plan.slots + more, sizes.most_experts))
         of_each -= sizes.one_of_each_on_demand
-    return replace(plan, slots=min(plan.slots + spare(plan) // of_each, sizes.most_experts))
+    return replace(plan, slots=min(plan.slots + left(plan) // of_each, sizes.most_experts))
 
 
 def with_whole_layers(plan: Plan, request: Request, sizes: Sizes) -> Plan:
@@ -210,8 +215,9 @@ def cost_rows(config: ModelConfig, sizes: Sizes, plan: Plan) -> list[tuple[str, 
     """[ENG-030] What each part of a plan adds to the process."""
     rows = [("resident weights", sizes.resident), *expert_rows(plan, sizes)]
     if plan.prefill_executor != plan.executor:
-        # the decoder lets go of a layer's experts before it reads the next layer's
-        rows.append(("experts of one whole layer, for the prompt", sizes.largest_layer))
+        # [DEC-058] slots are empty meanwhile, and a layer's experts are gone before the next layer's are read
+        slots = sum(nbytes for _, nbytes in expert_rows(plan, sizes))
+        rows.append(("experts of one whole layer, for the prompt: beyond slots", max(0, sizes.largest_layer - slots)))
     if plan.read_mode == "direct":  # one aligned buffer a thread, and one of the decoder's, which reads as well
         rows.append(("reader buffers", (plan.reader_threads + 1) * (sizes.largest_range + 2 * BLOCK)))
     return [

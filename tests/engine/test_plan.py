@@ -89,12 +89,24 @@ def test_loras_are_planned_as_they_were_read_and_as_kernels_take_them() -> None:
 @pytest.mark.spec("ENG-033")
 @pytest.mark.parametrize(("size", "smaller"), list(pairwise(CHUNKS)))
 def test_a_whole_layer_comes_before_larger_calls(size, smaller) -> None:
-    request = Request(context=4096, prompt_tokens=4096)
+    """Where it needs more than the slots, which are empty meanwhile."""
+    request = Request(context=4096, prompt_tokens=4096, slots=3)
     smallest = planned(replace(request, memory=minimum(request))).plan
     large = replace(smallest, prefill_chunk=size, prefill_executor="staged", slots=least_slots(request))
     total = PROCESS + sum(nbytes for _, nbytes in cost_rows(model().config, sizes_of(model()), large))
     bought = planned(replace(request, memory=total)).plan
     assert (bought.prefill_executor, bought.prefill_chunk) == ("whole_layer", smaller)
+
+
+@pytest.mark.spec("ENG-030", "DEC-058")
+@given(request=REQUESTS, spare=SPARE)
+def test_a_whole_layer_costs_what_the_slots_lack(request, spare) -> None:
+    made = planned(replace(request, memory=minimum(request) + spare))
+    plan, config, sizes = made.plan, model().config, sizes_of(model(), request.reads_as_stored)
+    without = sum(nbytes for _, nbytes in cost_rows(config, sizes, replace(plan, prefill_executor=plan.executor)))
+    slots = plan.slots * sizes.one_of_each_layer
+    whole = plan.prefill_executor != plan.executor
+    assert made.total - PROCESS - without == (max(0, sizes.largest_layer - slots) if whole else 0)
 
 
 @pytest.mark.spec("ENG-036")

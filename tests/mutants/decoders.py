@@ -9,6 +9,7 @@ import pytest
 from edge0_ref import decoder, kernels
 from edge0_ref.contract import Plan
 from edge0_ref.decoder import ReferenceDecoder, State
+from edge0_ref.executors.staged import StagedExecutor
 from edge0_ref.functions import softplus
 from edge0_ref.mixers import attention, gated_delta
 from edge0_ref.mixers.gated_delta import DeltaState
@@ -233,6 +234,28 @@ def small_calls_like_large_ones(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ReferenceDecoder, "__init__", init)
 
 
+def slots_kept_through_a_large_call(patch: pytest.MonkeyPatch) -> None:
+    """As if the plan had room for both."""
+    original = ReferenceDecoder._chunks
+
+    def chunks(self: ReferenceDecoder, tokens: Any) -> Any:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(StagedExecutor, "close", StagedExecutor.release_hints)
+            yield from original(self, tokens)
+
+    patch.setattr(ReferenceDecoder, "_chunks", chunks)
+
+
+def handed_over_in_the_middle_of_a_large_call(patch: pytest.MonkeyPatch) -> None:
+    original = ReferenceDecoder._predict_next
+
+    def predict_next(self: ReferenceDecoder, owner: Any, *others: Any) -> None:
+        original(self, owner, *others)
+        self._read_ahead(owner.layer + 1)
+
+    patch.setattr(ReferenceDecoder, "_predict_next", predict_next)
+
+
 MUTANTS = {
     the_next_token_embedded: "DEC-002",
     norm_weights_of_raw_checkpoints: "DEC-001",
@@ -263,4 +286,6 @@ MUTANTS = {
     bits_that_depend_on_the_chunk: "DEC-040",
     an_observer_that_is_felt: "DEC-048",
     small_calls_like_large_ones: "DEC-049",
+    slots_kept_through_a_large_call: "DEC-058",
+    handed_over_in_the_middle_of_a_large_call: "DEC-058",
 }

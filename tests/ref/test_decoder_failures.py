@@ -87,6 +87,33 @@ def test_a_head_that_overflows_is_an_error_that_names_both_layers(tmp_path: Path
     decoder.close()
 
 
+@pytest.mark.spec("DEC-058", "ENG-030")
+@pytest.mark.parametrize("prompt", [4, 8])
+def test_a_large_call_of_a_prompt_has_the_memory_of_slots(tmp_path: Path, prompt: int) -> None:
+    """Executors of decode steps hold nothing in any of its layers, and after the last call what that predicts."""
+    checkpoint, adapters = open_both(tmp_path, TINY)
+    plan = Plan(top_k=2, prefill_executor="whole_layer", prefill_chunk=4)
+    held = list[int]()
+
+    def observe(point: str, layer: int, value: object) -> None:
+        if point == "layer_output" and decoder.position < 2 + prompt:
+            held.append(sum(len(executor.resident) for executor in decoder._decode.values()))
+
+    decoder = ReferenceBackend().decoder(checkpoint, plan, adapters, observe)
+    layers = len(decoder.layers)
+    decoder.step(1)
+    decoder.step(2)
+    decoder.prefill(range(3, 3 + prompt))
+    assert held[2 * layers - 1] > 0
+    assert held[2 * layers :] == [0] * (layers * prompt // 4)
+    assert [set(executor.resident) for executor in decoder._decode.values()] == [
+        set(decoder.state.predicted[layer].experts.ravel()) if layer in decoder.state.predicted else set()
+        for layer in decoder._decode
+    ]
+    assert decoder.state.predicted
+    decoder.close()
+
+
 @pytest.mark.spec("DEC-041", "ENG-031")
 def test_a_prompt_that_is_interrupted_stops_the_decoder_and_gives_its_memory_back(tmp_path: Path) -> None:
     """In the middle of a layer, or between two chunks, when every layer has advanced."""
