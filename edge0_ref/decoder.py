@@ -40,7 +40,7 @@ from edge0_ref.contract import (
 )
 from edge0_ref.dequant import embed
 from edge0_ref.errors import NonFiniteError, UsageError
-from edge0_ref.executors import make_executor
+from edge0_ref.executors import SpareBank, make_executor
 from edge0_ref.mixers.attention import Attention
 from edge0_ref.mixers.gated_delta import GatedDelta
 from edge0_ref.mixers.kda import Kda
@@ -121,6 +121,7 @@ class ReferenceDecoder:
         self.state, self._interrupted = self._new_state(), False
         self._files = open_experts(checkpoint, plan.read_mode)
         self._prefetcher = Prefetcher(plan.reader_threads)
+        self._spare = SpareBank()
         self._decode: dict[int, Executor[Array]] = {}
         self._prefill: dict[int, Executor[Array]] = {}
         try:
@@ -131,7 +132,7 @@ class ReferenceDecoder:
 
     def _executor(self, layer: int, kind: ExecutorKind, slots: int) -> Executor[Array]:
         store, run = self._files.stores[layer], self.arithmetic.run_experts
-        return make_executor(kind, store, slots, self._prefetcher, self.counters, run)
+        return make_executor(kind, store, slots, self._prefetcher, self.counters, run, self._spare)
 
     def _new_state(self) -> State:
         return State([layer.mixer.new_state() for layer in self.layers])
@@ -169,7 +170,10 @@ class ReferenceDecoder:
                     executor.release_hints()
                 else:
                     executor.close()  # [DEC-058] their memory is the prompt's now
-            hidden = self._forward(chunk, executors)
+            try:
+                hidden = self._forward(chunk, executors)
+            finally:
+                self._spare.clear()
             if executors is not self._decode and first + len(chunk) == len(tokens):
                 self._read_ahead(*self.state.predicted)
             yield hidden
@@ -203,7 +207,7 @@ class ReferenceDecoder:
                     hidden = self._run_layer(layer, hidden, consumed.get(layer.number), executors)
                 finally:
                     if prefill is not None:
-                        prefill.close()  # a layer's prefill memory is the next layer's
+                        prefill.close()  # a layer's memory is the next layer's
         self.state.position += len(tokens)
         return hidden
 
@@ -316,5 +320,6 @@ class ReferenceDecoder:
         for executors in (self._decode, self._prefill):
             for executor in executors.values():
                 executor.close()
+        self._spare.clear()
         self._prefetcher.close()
         self._files.close()

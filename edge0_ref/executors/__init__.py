@@ -4,7 +4,7 @@ They differ in what stays in memory and when it is read, never in what is comput
 """
 
 from edge0_ref.contract import Array, Counters, Executor, ExecutorKind, ExpertStore
-from edge0_ref.executors.bank import RunExperts
+from edge0_ref.executors.bank import RunExperts, SpareBank
 from edge0_ref.executors.exact import ExactExecutor, run_each
 from edge0_ref.executors.hot import HotExecutor
 from edge0_ref.executors.staged import StagedExecutor
@@ -19,10 +19,11 @@ def make_executor(
     prefetcher: Prefetcher,
     counters: Counters | None = None,
     run: RunExperts = run_each,
+    spare: SpareBank | None = None,
 ) -> Executor[Array]:
     """An executor over `store`; `slots` matters to staged and hot. Reads are added to `counters`.
 
-    run: how experts whose bytes are there are computed.
+    run: how experts whose bytes are there are computed; spare: of whole layers that take turns.
     """
     counters = Counters() if counters is None else counters
     match kind:
@@ -33,7 +34,15 @@ def make_executor(
         case "hot":
             return HotExecutor(store, slots, prefetcher, counters, run)
         case "whole_layer":
-            return WholeLayerExecutor(store, prefetcher, counters, run)
+            return WholeLayerExecutor(store, prefetcher, counters, run, spare)
 
 
-__all__ = ["ExactExecutor", "HotExecutor", "RunExperts", "StagedExecutor", "WholeLayerExecutor", "make_executor"]
+__all__ = [
+    "ExactExecutor",
+    "HotExecutor",
+    "RunExperts",
+    "SpareBank",
+    "StagedExecutor",
+    "WholeLayerExecutor",
+    "make_executor",
+]

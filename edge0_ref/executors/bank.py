@@ -33,6 +33,30 @@ def empty_bank(layout: ExpertLayout, slots: int) -> Bank:
     return Bank(layout, page_rows(slots, layout.nbytes))
 
 
+class SpareBank:
+    """A bank that executors of different layers have one after the other.
+
+    Memory that is fresh from the system is zeroed, page by page, as it is read into: CPU time that compute lacks.
+    """
+
+    def __init__(self) -> None:
+        self._bank: Bank | None = None
+
+    def take(self, layout: ExpertLayout, slots: int) -> Bank:
+        """The spare bank if it is such a one, whatever bytes are in it, or a new one. Nobody else has it."""
+        bank, self._bank = self._bank, None
+        if bank is not None and (bank.layout, len(bank.memory)) == (layout, slots):
+            return bank
+        return empty_bank(layout, slots)
+
+    def give_back(self, bank: Bank) -> None:
+        self._bank = bank
+
+    def clear(self) -> None:
+        """No further layer comes: the memory is the system's again."""
+        self._bank = None
+
+
 # outputs [tokens, k, hidden], x [tokens, hidden], (where an expert is used, its slot) one after the other, their bank.
 # Taking the next one may mean waiting for its bytes.
 RunExperts = Callable[[Array, Array, Iterable[tuple[Uses, int]], Bank], None]

@@ -5,19 +5,28 @@ from collections.abc import Sequence
 import numpy as np
 
 from edge0_ref.contract import Array, Counters, ExpertStore, Routing
-from edge0_ref.executors.bank import Bank, RunExperts, empty_bank
+from edge0_ref.executors.bank import Bank, RunExperts, SpareBank, empty_bank
 from edge0_ref.executors.exact import run_each
 from edge0_ref.experts import combine
 from edge0_ref.prefetch import Prefetcher, Read
 
 
 class WholeLayerExecutor:
-    """[EXE-040] The first hint or call reads all experts in ascending order; `close` gives the memory back."""
+    """[EXE-040] The first hint or call reads all experts in ascending order; `close` gives the memory back.
+
+    spare: to whom it is given, if not to the system.
+    """
 
     def __init__(
-        self, store: ExpertStore, prefetcher: Prefetcher, counters: Counters, run: RunExperts = run_each
+        self,
+        store: ExpertStore,
+        prefetcher: Prefetcher,
+        counters: Counters,
+        run: RunExperts = run_each,
+        spare: SpareBank | None = None,
     ) -> None:
         self._store, self._prefetcher, self.counters, self._run = store, prefetcher, counters, run
+        self._spare = spare
         self._bank: Bank | None = None
         self._reads: list[Read] = []
         self._used: set[int] = set()
@@ -32,7 +41,8 @@ class WholeLayerExecutor:
     def _load(self) -> Bank:
         if self._bank is None:
             try:
-                self._bank = empty_bank(self._store.layout, self._store.num_experts)
+                take = empty_bank if self._spare is None else self._spare.take
+                self._bank = take(self._store.layout, self._store.num_experts)
                 for expert, slot in enumerate(self._bank.memory):
                     self._reads.append(Read(self._store, expert, slot))
                     self._prefetcher.submit(self._reads[-1], "ahead")
@@ -70,4 +80,6 @@ class WholeLayerExecutor:
     def close(self) -> None:
         for read in self._reads:
             read.abandon()
-        self._bank, self._reads, self._used = None, [], set()
+        bank, self._bank, self._reads, self._used = self._bank, None, [], set()
+        if bank is not None and self._spare is not None:
+            self._spare.give_back(bank)

@@ -9,6 +9,7 @@ import pytest
 from edge0_ref import decoder, kernels
 from edge0_ref.contract import Plan
 from edge0_ref.decoder import ReferenceDecoder, State
+from edge0_ref.executors.bank import SpareBank
 from edge0_ref.executors.staged import StagedExecutor
 from edge0_ref.functions import softplus
 from edge0_ref.mixers import attention, gated_delta
@@ -256,6 +257,10 @@ def handed_over_in_the_middle_of_a_large_call(patch: pytest.MonkeyPatch) -> None
     patch.setattr(ReferenceDecoder, "_predict_next", predict_next)
 
 
+def memory_of_a_large_call_kept(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SpareBank, "clear", lambda spare: None)
+
+
 MUTANTS = {
     the_next_token_embedded: "DEC-002",
     norm_weights_of_raw_checkpoints: "DEC-001",
@@ -288,4 +293,5 @@ MUTANTS = {
     small_calls_like_large_ones: "DEC-049",
     slots_kept_through_a_large_call: "DEC-058",
     handed_over_in_the_middle_of_a_large_call: "DEC-058",
+    memory_of_a_large_call_kept: "DEC-058",
 }

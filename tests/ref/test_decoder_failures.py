@@ -2,6 +2,7 @@
 
 import os
 import threading
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from edge0_ref.inventory import open_checkpoint
 from tests.ref.builders import make_config, make_tensors, tensor, write_model
 from tests.ref.sound import modes_of
 from tests.ref.test_decoder import TINY, generate, open_both
+from tests.ref.test_prefetch import soon
 
 
 @pytest.mark.spec("STO-020", "STO-032", "DEC-041", "EXE-016")
@@ -93,11 +95,16 @@ def test_a_large_call_of_a_prompt_has_the_memory_of_slots(tmp_path: Path, prompt
     """Executors of decode steps hold nothing in any of its layers, and after the last call what that predicts."""
     checkpoint, adapters = open_both(tmp_path, TINY)
     plan = Plan(top_k=2, prefill_executor="whole_layer", prefill_chunk=4)
-    held = list[int]()
+    held, memories = list[int](), list[Any]()
 
     def observe(point: str, layer: int, value: object) -> None:
-        if point == "layer_output" and decoder.position < 2 + prompt:
+        if point == "layer_output":
             held.append(sum(len(executor.resident) for executor in decoder._decode.values()))
+        if point == "experts_output" and decoder.position >= 2:
+            memory = decoder._prefill[layer]._bank.memory.base  # type: ignore[attr-defined]
+            if layer == 0:
+                memories.append(weakref.ref(memory))
+            assert memory is memories[-1]()  # a call's layers pass it on
 
     decoder = ReferenceBackend().decoder(checkpoint, plan, adapters, observe)
     layers = len(decoder.layers)
@@ -111,6 +118,8 @@ def test_a_large_call_of_a_prompt_has_the_memory_of_slots(tmp_path: Path, prompt
         for layer in decoder._decode
     ]
     assert decoder.state.predicted
+    assert decoder._spare._bank is None
+    assert soon(lambda: not any(memory() is not None for memory in memories))
     decoder.close()
 
 
@@ -131,6 +140,7 @@ def test_a_prompt_that_is_interrupted_stops_the_decoder_and_gives_its_memory_bac
         with pytest.raises(KeyboardInterrupt):
             decoder.all_logits(list(range(8)))
         assert not any(executor.resident for executor in decoder._prefill.values())
+        assert decoder._spare._bank is None
         with pytest.raises(UsageError, match="reset the decoder, or restore"):
             decoder.step(1)
         decoder.reset()
