@@ -41,6 +41,7 @@ class ReferenceBackend:
         ["dequant", "quantize", "linear", "lora", "router", "prerouter", "decoder", "mixer:kda", "mixer:mla", "bits"]
         + [f"executor:{kind}" for kind in EXECUTOR_KINDS]
     )
+    to_be_read = True  # written for that, not for speed
 
     def notice(self) -> str | None:
         """[BCK-011] The first run on a machine compiles the kernels."""

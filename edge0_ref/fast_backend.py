@@ -169,8 +169,11 @@ class FastArithmetic(Arithmetic):
         self, q: Array, keys: Array, values: Array, first: int, scale: float, value_size: int
     ) -> Array:
         y = np.empty((*q.shape[:2], value_size), np.float32)
-        self._share((first + q.shape[0]) * q.size)
-        fast_kernels.causal_attention(q, keys, values, first, np.float32(scale), y)
+        threads, heads = self._share((first + q.shape[0]) * q.size), q.shape[1] // keys.shape[1]
+        while heads % 2 == 0 and y.size // (y.shape[2] * heads) < threads:
+            heads //= 2  # a token's few tasks are shared out too
+        q = np.ascontiguousarray(q)
+        fast_kernels.causal_attention(q, keys, values, first, np.float32(scale), heads, threads, y)
         return y
 
     def run_experts(self, outputs: Array, x: Array, group: Iterable[tuple[Uses, int]], bank: Bank) -> None:
@@ -205,6 +208,7 @@ class NumbaBackend(ReferenceBackend):
     name = "numba"
     claims = ReferenceBackend.claims - {"bits"}
     reads_as_stored = True
+    to_be_read = False
 
     def __init__(self) -> None:
         self._arithmetic = FastArithmetic(get_thread_count())  # type: ignore[no-untyped-call]

@@ -11,11 +11,15 @@ import numba
 import numpy as np
 from numba import prange
 
+from edge0_ref.fast_shares import share, take_task
+
 WHOLE = np.float32(1.5 * 2**23)  # float32 near it are whole numbers
 FREE = {"reassoc", "contract", "nsz", "arcp"}  # NaN and infinity stay what they are: they are looked for later
 
 
-@numba.njit(cache=True, nogil=True, forceinline=True)
+# What may be rounded otherwise is said here: a function that does not say so is compiled with the freedoms of whoever
+# calls it first, and one that may reorder sums takes away what rounds n.
+@numba.njit(cache=True, nogil=True, forceinline=True, fastmath={"contract"})
 @no_type_check
 def exponential(x):
     """exp(x) of one float32, off by 2^-23 of it at most; below -87 that end's value, where it is too large infinity.
@@ -126,33 +130,92 @@ def delta_rule(q, k, v, beta, decay, state, y):
 
 @numba.njit(cache=True, nogil=True, fastmath=FREE)
 @no_type_check
-def attend(task, q, keys, values, first, scale, y):
-    """[DEC-010] One token's one head: scores, softmax, and the weighted sum of values."""
-    heads, size = q.shape[1], q.shape[2]
-    t, h = task // heads, task % heads
-    shared, seen = h // (heads // keys.shape[1]), first + t + 1
-    scores = np.empty(seen, np.float32)
-    top = np.float32(-np.inf)
-    for p in range(seen):
-        score = np.float32(0)
-        for i in range(size):
-            score += q[t, h, i] * keys[p, shared, i]
-        scores[p] = score * scale
-        top = max(top, scores[p])
-    total = np.float32(0)
-    y[t, h, :] = 0
-    for p in range(seen):
-        probability = np.float32(math.exp(scores[p] - top))
-        total += probability
+def powers_of(scores):
+    """Each score becomes exp(score - the largest); their sum. NaN stays NaN, which `exponential` may lose."""
+    largest, total = np.float32(-np.inf), np.float32(0)
+    for p in range(scores.shape[0]):
+        largest = max(largest, scores[p])
+    for p in range(scores.shape[0]):
+        below = scores[p] - largest
+        undefined = np.float32(0) if below == -np.inf else below - below
+        scores[p] = exponential(below) + undefined
+    for p in range(scores.shape[0]):
+        total += scores[p]
+    return total
+
+
+@numba.njit(cache=True, nogil=True, fastmath=FREE)
+@no_type_check
+def score(q, keys, t, head, heads, shared, scale, scores):
+    """scores[h, p] = scale * (q[t, head + h] . keys[p, shared]), four positions at a time for each load of q."""
+    whole = scores.shape[1] // 4 * 4
+    for p in range(0, whole, 4):
+        for h in range(heads):
+            a, b, c, d = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
+            for i in range(q.shape[2]):
+                x = q[t, head + h, i]
+                a += x * keys[p, shared, i]
+                b += x * keys[p + 1, shared, i]
+                c += x * keys[p + 2, shared, i]
+                d += x * keys[p + 3, shared, i]
+            scores[h, p], scores[h, p + 1] = a * scale, b * scale
+            scores[h, p + 2], scores[h, p + 3] = c * scale, d * scale
+    for p in range(whole, scores.shape[1]):
+        for h in range(heads):
+            a = np.float32(0)
+            for i in range(q.shape[2]):
+                a += q[t, head + h, i] * keys[p, shared, i]
+            scores[h, p] = a * scale
+
+
+@numba.njit(cache=True, nogil=True, fastmath=FREE)
+@no_type_check
+def mix(powers, values, t, head, heads, shared, y):
+    """y[t, head + h] += sum over p of powers[h, p] * values[p, shared], four positions at a time for each load of y."""
+    whole = powers.shape[1] // 4 * 4
+    for p in range(0, whole, 4):
+        for h in range(heads):
+            a, b, c, d = powers[h, p], powers[h, p + 1], powers[h, p + 2], powers[h, p + 3]
+            for i in range(y.shape[2]):
+                two = a * values[p, shared, i] + b * values[p + 1, shared, i]
+                y[t, head + h, i] += two + (c * values[p + 2, shared, i] + d * values[p + 3, shared, i])
+    for p in range(whole, powers.shape[1]):
+        for h in range(heads):
+            for i in range(y.shape[2]):
+                y[t, head + h, i] += powers[h, p] * values[p, shared, i]
+
+
+@numba.njit(cache=True, nogil=True, fastmath=FREE)
+@no_type_check
+def attend(task, heads, q, keys, values, first, scale, y):
+    """[DEC-010] `heads` of one token's heads, which share keys and values: they are loaded once for all of these."""
+    tasks_of_a_token = q.shape[1] // heads
+    t, head = task // tasks_of_a_token, task % tasks_of_a_token * heads
+    shared, seen = head // (q.shape[1] // keys.shape[1]), first + t + 1
+    powers, totals = np.empty((heads, seen), np.float32), np.empty(heads, np.float32)
+    score(q, keys, t, head, heads, shared, scale, powers)
+    for h in range(heads):
+        totals[h] = powers_of(powers[h])
         for i in range(y.shape[2]):
-            y[t, h, i] += probability * values[p, shared, i]
-    for i in range(y.shape[2]):
-        y[t, h, i] /= total
+            y[t, head + h, i] = 0
+    mix(powers, values, t, head, heads, shared, y)
+    for h in range(heads):
+        for i in range(y.shape[2]):
+            y[t, head + h, i] /= totals[h]
 
 
 @numba.njit(cache=True, nogil=True, parallel=True)
 @no_type_check
-def causal_attention(q, keys, values, first, scale, y):
-    """[DEC-010] As `kernels.causal_attention`."""
-    for task in prange(q.shape[0] * q.shape[1]):
-        attend(task, q, keys, values, first, scale, y)
+def causal_attention(q, keys, values, first, scale, heads, threads, y):
+    """[DEC-010] As `kernels.causal_attention`.
+
+    heads: of a task, a divisor of those that share keys and values; threads: as many as Numba was told to use. What a
+    token's head comes to depends on its position alone, not on who shares the task.
+    """
+    tasks = q.shape[0] * (q.shape[1] // heads)
+    untaken = share(tasks, threads)
+    for thread in prange(threads):
+        task = take_task(untaken, thread, tasks)
+        while task >= 0:
+            attend(task, heads, q, keys, values, first, scale, y)
+            task = take_task(untaken, thread, tasks)

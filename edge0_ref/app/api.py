@@ -230,7 +230,7 @@ class Model:
     ) -> tuple[MemoryPlan, Decoder[Any]]:
         """A new decoder and its plan, which comes first. Whoever asks closes it. Raises BudgetError, BackendError."""
         weight = sum(info.nbytes for info in self.checkpoint.tensors.values())
-        for text in filter(None, (notice_of(self.backend), advice(self.settings.backend, weight))):
+        for text in filter(None, (notice_of(self.backend), advice(self.backend, weight))):
             self.settings.notify(text)
         request = replace(
             self.settings.request,

@@ -66,8 +66,8 @@ def notice_of(backend: Backend[Any]) -> str | None:
     return notice() if notice is not None else None
 
 
-def advice(backend: str, nbytes: int) -> str | None:
+def advice(backend: Backend[Any], nbytes: int) -> str | None:
     """For who waits for a model of so many bytes and may not know of faster backends."""
-    if backend != "reference" or nbytes < LARGE_BYTES:
+    if nbytes < LARGE_BYTES or not getattr(backend, "to_be_read", False):
         return None
     return "the reference is written to be read, not for speed; `edge0 doctor` tells how fast other backends are here"

@@ -299,3 +299,31 @@ def test_mixers_agree_with_the_reference_and_may_be_cut_anywhere(
         alone = calls[2][i][1](FastArithmetic(1), whole)
         parts = [calls[3][i][1](arithmetic, piece) for piece in (slice(0, cut), slice(cut, 6))]
         assert got.tobytes() == alone.tobytes() == np.concatenate(parts).tobytes(), name
+
+
+@pytest.mark.spec("DEC-010")
+@pytest.mark.parametrize("positions", [3000, 3001, 3002, 3003])
+def test_one_tokens_heads_come_to_the_same_however_they_are_shared_out(
+    arithmetic: FastArithmetic, positions: int
+) -> None:
+    """So many positions that two threads share four heads of one key and value."""
+    rng = np.random.default_rng(positions)
+    q, rows = draw(rng, 1, 4, 64), draw(rng, positions, 1, 64)
+    calls = [a.causal_attention(q, rows, rows, positions - 1, 0.1, 50) for a in (arithmetic, FastArithmetic(1))]
+    reference = Arithmetic().causal_attention(q, rows, rows, positions - 1, 0.1, 50)
+    assert calls[0].tobytes() == calls[1].tobytes()
+    assert np.linalg.norm((calls[0] - reference).ravel()) <= 64 * U * np.linalg.norm(reference.ravel())
+
+
+@pytest.mark.spec("DEC-010")
+@pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("position", range(6))
+def test_attention_is_undefined_where_the_references_is(
+    arithmetic: FastArithmetic, special: float, position: int
+) -> None:
+    """A score that is NaN or infinity makes its heads' outputs NaN; one of minus infinity has no weight."""
+    q, keys, values = np.ones((6, 2, 16), np.float32), np.ones((6, 2, 16), np.float32), np.ones((6, 2, 16), np.float32)
+    keys[position, 1, 3] = special
+    got, reference = (a.causal_attention(q, keys, values, 0, 0.5, 16) for a in (arithmetic, Arithmetic()))
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(reference))
+    np.testing.assert_allclose(got, reference, rtol=64 * U)
