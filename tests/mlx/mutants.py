@@ -246,6 +246,14 @@ def bytes_read_ahead_taken_as_checked(patch: Patch) -> None:
     patch.setattr(slots.SlotChecksApart, "check", lambda slot, expert, content: None)
 
 
+def handed_over_in_the_middle_of_a_large_call(patch: Patch) -> None:
+    def keep_slots(original: Any, self: Any, kept: bool) -> None:
+        original(self, kept)
+        self._slots_kept = True
+
+    wrapped(patch, decoder.MlxDecoder, "_keep_slots", keep_slots)
+
+
 MUTANTS: dict[Callable[[Patch], None], str] = {
     ties_to_the_higher_id: "RTR-003",
     chosen_as_argpartition_leaves_them: "RTR-003",
@@ -276,6 +284,7 @@ MUTANTS: dict[Callable[[Patch], None], str] = {
     decay_below_its_bound: "DEC-051",
     latent_pairs_apart: "DEC-053",
     bytes_read_ahead_taken_as_checked: SLOTS,
+    handed_over_in_the_middle_of_a_large_call: SLOTS,
     a_slot_written_under_a_graph: SLOTS,
     what_is_only_begun_fails_in_mlx_s_own_words: SLOTS,
     a_failure_of_what_is_forgotten_told: SLOTS,

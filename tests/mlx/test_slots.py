@@ -10,12 +10,15 @@ import pytest
 
 from edge0_mlx import slots
 from edge0_mlx.device import default_device
-from edge0_mlx.executors import MlxExecutor, make_executor
+from edge0_mlx.executors import MlxExecutor, WholeLayerExecutor, make_executor
 from edge0_mlx.slots import Bank, Evaluations, host_memory
+from edge0_ref.adapters import Adapters
 from edge0_ref.backend import OwningExecutor
-from edge0_ref.contract import Array, Counters, Routing
+from edge0_ref.checkpoint import Checkpoint
+from edge0_ref.contract import Array, Counters, Plan, Routing
 from edge0_ref.errors import BackendError, ReadError
 from edge0_ref.prefetch import Prefetcher
+from tests.mlx.conftest import Opened
 from tests.ref.memory_store import LAYOUT, MemoryStore
 
 DEVICE = default_device("float32")
@@ -223,3 +226,27 @@ def test_an_evaluation_that_fails_before_a_read_leaves_no_expert_without_its_byt
             close_to(lazy.executor(mx.array(X), routed(*experts)), store, routed(*experts))
         lazy.close()
         lazy.close()
+
+
+@pytest.mark.spec("DEC-058")
+@pytest.mark.parametrize("prompt", [4, 8])
+def test_a_large_call_of_a_prompt_has_the_memory_of_slots(
+    opened: Opened, small: Checkpoint, adapters: Adapters, monkeypatch: pytest.MonkeyPatch, prompt: int
+) -> None:
+    """Executors of decode steps hold nothing while a whole layer is held, and then what the last call predicts."""
+    decoder = opened(small, Plan(top_k=2, slots=4, prefill_executor="whole_layer", prefill_chunk=4), adapters)
+    call, held = WholeLayerExecutor.__call__, list[int]()
+
+    def watched(executor: WholeLayerExecutor, x: mx.array, routing: Routing) -> mx.array:
+        held.append(sum(len(one.resident) for one in decoder._decode.values()))
+        return call(executor, x, routing)
+
+    monkeypatch.setattr(WholeLayerExecutor, "__call__", watched)
+    decoder.step(1)
+    decoder.step(2)
+    assert any(executor.resident for executor in decoder._decode.values())
+    decoder.prefill(range(3, 3 + prompt))
+    assert held == [0] * (len(decoder._prefill) * prompt // 4)
+    predicted = {layer: set(p.routing.experts.ravel()) for layer, p in decoder.state.predicted.items()}
+    assert predicted
+    assert {layer: set(e.resident) for layer, e in decoder._decode.items() if e.resident} == predicted
