@@ -114,6 +114,10 @@ class MoeFinish:
             self._over = ExpertsFinish(self, bank)
         return self._over
 
+    def forget(self) -> None:
+        """Let go of the bank."""
+        self._over = None
+
 
 class ExpertsFinish:
     """One token's routed experts, then what `MoeFinish` does."""

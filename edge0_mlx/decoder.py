@@ -26,7 +26,7 @@ from edge0_mlx.device import Device
 from edge0_mlx.executors import MlxExecutor, make_executor
 from edge0_mlx.heads import Heads, Pending, Predicted
 from edge0_mlx.layers import Layer
-from edge0_mlx.memory import measured_memory
+from edge0_mlx.memory import give_back, measured_memory
 from edge0_mlx.mixers.norm import rms_norm
 from edge0_mlx.moe import Moe
 from edge0_mlx.prerouter import shift
@@ -171,14 +171,22 @@ class MlxDecoder:
 
     def _keep_slots(self, kept: bool) -> None:
         """[DEC-058] Slots hold what they have, or their memory is a prompt's for the length of a call."""
-        self._slots_kept = kept
-        if not kept:
-            self._stretches.forget()  # which are compiled over slots
         for executor in self._decode.values():
             if kept:
                 executor.release_hints()
             else:
                 executor.close()
+        if not (kept and self._slots_kept):
+            self._forget_slots()
+            give_back()
+        self._slots_kept = kept
+
+    def _forget_slots(self) -> None:
+        """Of what has been compiled over slots, nothing keeps them."""
+        self._stretches.forget()
+        for layer in self.layers:
+            if isinstance(layer.finish, MoeFinish):
+                layer.finish.forget()
 
     def _begin(self, tokens: Sequence[int]) -> None:
         """[DEC-041] Refuse what cannot be done. From here on, what ends early is half done: only `reset` helps."""
@@ -278,7 +286,7 @@ class MlxDecoder:
         """Of a call that failed half-way, nothing is left."""
         self.evaluations.forget()
         if self._interrupted:
-            self._stretches.forget()  # what failed may have let go of its slots
+            self._forget_slots()  # what failed may have let go of some
             for executor in self._prefill.values():
                 executor.close()  # in mid-layer it still holds that layer's memory
         self._pending, self._interrupted, self._slots_kept = [], False, True
@@ -308,7 +316,7 @@ class MlxDecoder:
 
     def close(self) -> None:
         self._forget()
-        self._stretches.forget()
+        self._forget_slots()
         for executors in (self._decode, self._prefill):
             for executor in executors.values():
                 executor.close()

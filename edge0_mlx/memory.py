@@ -1,5 +1,6 @@
 """How much memory MLX may take, and how much it took."""
 
+import ctypes
 from collections.abc import Mapping
 
 import mlx.core as mx
@@ -8,6 +9,15 @@ from edge0_mlx.device import Device
 
 CACHE_BYTES = 2**28  # of freed buffers that MLX keeps for later, at most
 WITHOUT_BUDGET = mx.get_memory_limit()  # MLX's own limit, from the machine's memory
+
+TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's, from which MLX has its memory on a Linux CPU
+
+
+def give_back() -> None:
+    """What was freed is the system's again: MLX keeps some buffers, and glibc what lies between others."""
+    mx.clear_cache()
+    if TRIM is not None:
+        TRIM(0)
 
 
 def limit_memory(budget: int | None, device: Device) -> None:

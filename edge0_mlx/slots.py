@@ -83,12 +83,61 @@ def host_memory(array: mx.array) -> Array | None:
     return view.view(np.uint8) if view.flags.writeable else None
 
 
+def run_one(matrices: Matrices, x: mx.array, slots: mx.array, weights: mx.array) -> mx.array:
+    """One token through the experts in `slots`: the weighted sum is a product."""
+    places = Places.of(np.zeros(slots.shape))  # a constant of a compiled function
+    outputs = run_experts(x, matrices, slots, places)
+    summed = mx.matmul(weights, outputs.reshape(slots.size, -1).astype(mx.float32))
+    return summed.astype(x.dtype)
+
+
+class Slot:
+    """One slot as the store a reader thread is told to read from: the bytes, then what is made of them.
+
+    bytes: uint8 [nbytes]; widened: float32, one for each coefficient, if they are widened.
+    """
+
+    def __init__(self, store: ExpertStore, bytes: Array, widened: Array | None) -> None:
+        self.store, self.bytes, self._widened = store, bytes, widened
+
+    @property
+    def num_experts(self) -> int:
+        return self.store.num_experts
+
+    @property
+    def layout(self) -> ExpertLayout:
+        return self.store.layout
+
+    def read_into(self, expert: int, slot: Array) -> None:
+        self.store.read_into(expert, slot)
+        self.widen()
+
+    def widen(self) -> None:
+        if self._widened is not None:
+            dtype = self.layout.numpy_coefficient
+            self._widened[:] = widen(self.bytes[-self._widened.size * dtype.itemsize :].view(dtype))
+
+
+class SlotChecksApart(Slot):
+    """[STO-033] One of a layer whose store can read now and check later."""
+
+    store: Any  # ChecksApart as well
+
+    def read_unchecked(self, expert: int, slot: Array) -> None:
+        self.store.read_unchecked(expert, slot)
+        self.widen()
+
+    def check(self, expert: int, slot: Array) -> None:
+        self.store.check(expert, slot)
+
+
 class Bank:
     """[STO-010] `count` experts, each as `ExpertLayout` says, in memory of MLX.
 
     matrices: gate, up, down with a leading axis of slots, views of that memory. Coefficients that cannot stay in their
     stored dtype are widened beside it by the reader, once for each read. Where MLX gives no writable memory, readers
-    fill memory of the host and `publish` copies a slot.
+    fill memory of the host and `publish` copies a slot. Nothing in it refers back to it, compiled functions included:
+    its memory is gone with whoever held it, and not when Python next looks for circles.
     """
 
     def __init__(
@@ -114,12 +163,14 @@ class Bank:
         if wide and widened is None:
             widened = np.zeros((count, 4 * wide), np.uint8)
         self._widened = None if widened is None else widened.view(np.float32)
+        kind = SlotChecksApart if isinstance(store, ChecksApart) else Slot
         self.slots = [
-            SlotChecksApart(self, index, store) if isinstance(store, ChecksApart) else Slot(self, index)
-            for index in range(count)
+            kind(store, self._bytes[i, : self.layout.nbytes], None if self._widened is None else self._widened[i])
+            for i in range(count)
         ]
-        self.matrices = self._views()
-        self.run_token = self.run_one if self.copies else mx.compile(self.run_one)
+        self.matrices = matrices = self._views()
+        compiled = mx.compile(lambda x, slots, weights: run_one(matrices, x, slots, weights))
+        self._compiled = None if self.copies else compiled
 
     def _views(self) -> Matrices:
         base = self._codes.view(self._wanted) if self._wide is None else self._wide
@@ -138,20 +189,12 @@ class Bank:
         return gate, up, down
 
     def run_one(self, x: mx.array, slots: mx.array, weights: mx.array) -> mx.array:
-        """[EXE-004] One token, x [1, hidden]; slots [k]; weights [1, k]: the weighted sum is a product."""
-        places = Places.of(np.zeros(slots.shape))  # a constant of the compiled function
-        outputs = run_experts(x, self.matrices, slots, places)
-        summed = mx.matmul(weights, outputs.reshape(slots.size, -1).astype(mx.float32))
-        return summed.astype(x.dtype)
+        """[EXE-004] One token, x [1, hidden]; slots [k]; weights [1, k]."""
+        return run_one(self.matrices, x, slots, weights)
 
-    def row(self, index: int) -> Array:
-        """A slot's bytes, for a reader."""
-        return self._bytes[index, : self.layout.nbytes]
-
-    def widen(self, index: int) -> None:
-        if self._widened is not None:
-            coefficients = self.row(index)[self._first :].view(self.layout.numpy_coefficient)
-            self._widened[index] = widen(coefficients)
+    def run_token(self, x: mx.array, slots: mx.array, weights: mx.array) -> mx.array:
+        """`run_one`, compiled where slots stay where they are."""
+        return self.run_one(x, slots, weights) if self._compiled is None else self._compiled(x, slots, weights)
 
     def publish(self, index: int) -> None:
         """The read into a slot has ended and graphs are to see it."""
@@ -160,41 +203,3 @@ class Bank:
             if self._wide is not None and self._widened is not None:
                 self._wide[index] = mx.array(self._widened[index])
             self.matrices = self._views()
-
-
-class Slot:
-    """One slot as the store a reader thread is told to read from: the bytes, then what is made of them."""
-
-    def __init__(self, bank: Bank, index: int) -> None:
-        self._bank, self._index = bank, index
-
-    @property
-    def num_experts(self) -> int:
-        return self._bank.store.num_experts
-
-    @property
-    def layout(self) -> ExpertLayout:
-        return self._bank.layout
-
-    @property
-    def bytes(self) -> Array:
-        return self._bank.row(self._index)
-
-    def read_into(self, expert: int, slot: Array) -> None:
-        self._bank.store.read_into(expert, slot)
-        self._bank.widen(self._index)
-
-
-class SlotChecksApart(Slot):
-    """[STO-033] One of a layer whose store can read now and check later."""
-
-    def __init__(self, bank: Bank, index: int, store: ChecksApart) -> None:
-        super().__init__(bank, index)
-        self._store = store
-
-    def read_unchecked(self, expert: int, slot: Array) -> None:
-        self._store.read_unchecked(expert, slot)
-        self._bank.widen(self._index)
-
-    def check(self, expert: int, slot: Array) -> None:
-        self._store.check(expert, slot)

@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -95,10 +95,16 @@ class MmapReader:
 
 
 def page_rows(count: int, nbytes: int) -> Array:
-    """uint8 [count, nbytes], contiguous, from the start of a page: each row is aligned if it is whole blocks long."""
-    memory = np.empty(count * nbytes + BLOCK, np.uint8)
-    first = -memory.ctypes.data % BLOCK
-    return memory[first : first + count * nbytes].reshape(count, nbytes)
+    """uint8 [count, nbytes], contiguous, from the start of a page: each row is aligned if it is whole blocks long.
+
+    A mapping of its own, which is the system's again as soon as nobody uses it: an allocator may keep what it was given
+    back, and a plan counts on it (DEC-058).
+    """
+    memory = mmap.mmap(-1, max(1, count * nbytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without huge pages
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, np.uint8, count * nbytes).reshape(count, nbytes)
 
 
 SCRATCH = threading.local()  # of all files: a thread reads one range at a time

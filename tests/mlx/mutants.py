@@ -254,6 +254,14 @@ def handed_over_in_the_middle_of_a_large_call(patch: Patch) -> None:
     wrapped(patch, decoder.MlxDecoder, "_keep_slots", keep_slots)
 
 
+def banks_that_wait_for_garbage_collection(patch: Patch) -> None:
+    def initialize(original: Any, bank: Any, *arguments: Any) -> None:
+        original(bank, *arguments)
+        bank.itself = bank
+
+    wrapped(patch, slots.Bank, "__init__", initialize)
+
+
 MUTANTS: dict[Callable[[Patch], None], str] = {
     ties_to_the_higher_id: "RTR-003",
     chosen_as_argpartition_leaves_them: "RTR-003",
@@ -285,6 +293,7 @@ MUTANTS: dict[Callable[[Patch], None], str] = {
     latent_pairs_apart: "DEC-053",
     bytes_read_ahead_taken_as_checked: SLOTS,
     handed_over_in_the_middle_of_a_large_call: SLOTS,
+    banks_that_wait_for_garbage_collection: SLOTS,
     a_slot_written_under_a_graph: SLOTS,
     what_is_only_begun_fails_in_mlx_s_own_words: SLOTS,
     a_failure_of_what_is_forgotten_told: SLOTS,

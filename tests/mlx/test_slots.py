@@ -1,8 +1,11 @@
 """Slots are memory that readers write and graphs read: what must hold whenever the graphs run, and however reads go."""
 
+import gc
 import threading
 import time
+import weakref
 from types import SimpleNamespace
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -233,19 +236,33 @@ def test_an_evaluation_that_fails_before_a_read_leaves_no_expert_without_its_byt
 def test_a_large_call_of_a_prompt_has_the_memory_of_slots(
     opened: Opened, small: Checkpoint, adapters: Adapters, monkeypatch: pytest.MonkeyPatch, prompt: int
 ) -> None:
-    """Executors of decode steps hold nothing while a whole layer is held, and then what the last call predicts."""
+    """Executors of decode steps hold nothing while a whole layer is held, and then what the last call predicts.
+
+    Nor does anybody hold the memory of slots, or of a layer before.
+    """
     decoder = opened(small, Plan(top_k=2, slots=4, prefill_executor="whole_layer", prefill_chunk=4), adapters)
-    call, held = WholeLayerExecutor.__call__, list[int]()
+    call, held, banks = WholeLayerExecutor.__call__, list[int](), list[Any]()
+    alive = list[int]()
 
     def watched(executor: WholeLayerExecutor, x: mx.array, routing: Routing) -> mx.array:
         held.append(sum(len(one.resident) for one in decoder._decode.values()))
-        return call(executor, x, routing)
+        alive.append(sum(bank() is not None for bank in banks))
+        result = call(executor, x, routing)
+        banks.append(weakref.ref(executor._bank))
+        return result
 
     monkeypatch.setattr(WholeLayerExecutor, "__call__", watched)
-    decoder.step(1)
-    decoder.step(2)
-    assert any(executor.resident for executor in decoder._decode.values())
-    decoder.prefill(range(3, 3 + prompt))
+    gc.collect()
+    gc.disable()  # its time is its own
+    try:
+        decoder.step(1)
+        decoder.step(2)
+        assert any(executor.resident for executor in decoder._decode.values())
+        banks += [weakref.ref(executor._bank) for executor in decoder._decode.values()]
+        decoder.prefill(range(3, 3 + prompt))
+    finally:
+        gc.enable()
+    assert alive == [0] * len(held)
     assert held == [0] * (len(decoder._prefill) * prompt // 4)
     predicted = {layer: set(p.routing.experts.ravel()) for layer, p in decoder.state.predicted.items()}
     assert predicted

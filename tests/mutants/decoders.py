@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge0_ref import decoder, kernels
+from edge0_ref import decoder, kernels, readers
 from edge0_ref.contract import Plan
 from edge0_ref.decoder import ReferenceDecoder, State
 from edge0_ref.executors.bank import SpareBank
@@ -15,6 +15,8 @@ from edge0_ref.functions import softplus
 from edge0_ref.mixers import attention, gated_delta
 from edge0_ref.mixers.gated_delta import DeltaState
 from edge0_ref.moe import Moe
+from edge0_ref.readers import BLOCK
+from tests.mutants.replacing import replace_everywhere
 
 
 def the_next_token_embedded(patch: pytest.MonkeyPatch) -> None:
@@ -261,6 +263,15 @@ def memory_of_a_large_call_kept(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SpareBank, "clear", lambda spare: None)
 
 
+def slots_of_an_allocator(patch: pytest.MonkeyPatch) -> None:
+    def page_rows(count: int, nbytes: int) -> Any:
+        memory = np.empty(count * nbytes + BLOCK, np.uint8)
+        first = -memory.ctypes.data % BLOCK
+        return memory[first : first + count * nbytes].reshape(count, nbytes)
+
+    replace_everywhere(patch, readers.page_rows, page_rows)
+
+
 MUTANTS = {
     the_next_token_embedded: "DEC-002",
     norm_weights_of_raw_checkpoints: "DEC-001",
@@ -294,4 +305,5 @@ MUTANTS = {
     slots_kept_through_a_large_call: "DEC-058",
     handed_over_in_the_middle_of_a_large_call: "DEC-058",
     memory_of_a_large_call_kept: "DEC-058",
+    slots_of_an_allocator: "DEC-058",
 }

@@ -151,15 +151,15 @@ def predictions_outlive_a_reset(patch: pytest.MonkeyPatch) -> None:
 
 
 def handed_to_the_layer_that_predicts(patch: pytest.MonkeyPatch) -> None:
-    original = ReferenceDecoder._predict_next
+    original = ReferenceDecoder._read_ahead
 
-    def predict_next(self: ReferenceDecoder, owner: Any, *rest: Any) -> None:
+    def read_ahead(self: ReferenceDecoder, *layers: int) -> None:
         kept = self._decode
-        self._decode = kept | {owner.layer + 1: kept[owner.layer]}
-        original(self, owner, *rest)
+        self._decode = kept | {layer: kept[layer - 1] for layer in layers}
+        original(self, *layers)
         self._decode = kept
 
-    patch.setattr(ReferenceDecoder, "_predict_next", predict_next)
+    patch.setattr(ReferenceDecoder, "_read_ahead", read_ahead)
 
 
 def nothing_is_handed_over(patch: pytest.MonkeyPatch) -> None:

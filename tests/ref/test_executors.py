@@ -5,9 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge0_ref.contract import EXECUTOR_KINDS, ExecutorKind, Routing
+from edge0_ref.contract import EXECUTOR_KINDS, ExecutorKind, ExpertLayout, Routing
+from edge0_ref.engine.memory import resident_bytes
 from edge0_ref.errors import BudgetError
 from edge0_ref.executors import make_executor
+from edge0_ref.executors.bank import empty_bank
 from edge0_ref.prefetch import Prefetcher
 from tests.ref.memory_store import LAYOUT, MemoryStore
 
@@ -89,3 +91,18 @@ def test_a_weight_of_zero_silences_an_expert_and_weights_scale_outputs(data: st.
 def test_an_executor_without_slots_is_refused(kind: ExecutorKind) -> None:
     with pytest.raises(BudgetError, match="0 slots, wanted at least 1"):
         make_executor(kind, MemoryStore(2), 0, Prefetcher(0))
+
+
+@pytest.mark.spec("DEC-058")
+def test_memory_of_slots_is_the_systems_again() -> None:
+    """Also the second time, and when small allocations came in between: what an allocator makes of that is its own."""
+    layout, kept, before = ExpertLayout(1024, 512, 4, 64, "bfloat16"), list[np.ndarray](), resident_bytes()
+    for _ in range(3):
+        banks = [empty_bank(layout, slots=8) for _ in range(16)]
+        for bank in banks:
+            bank.memory[:] = 1
+            kept.append(np.ones(50_000, np.uint8))
+        held = sum(bank.memory.nbytes for bank in banks)
+        assert resident_bytes() - before > 0.9 * held
+        del banks, bank
+        assert resident_bytes() - before < 0.2 * held
