@@ -98,7 +98,7 @@ def weights_forgotten(patch: Patch) -> None:
 
 
 def coefficients_not_widened_after_a_read(patch: Patch) -> None:
-    patch.setattr(slots.Bank, "widen", lambda bank, index: None)
+    patch.setattr(slots.Slot, "widen", lambda slot: None)
 
 
 def tanh_for_erf(patch: Patch) -> None:
