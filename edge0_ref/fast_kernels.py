@@ -17,8 +17,8 @@ WHOLE = np.float32(1.5 * 2**23)  # float32 near it are whole numbers
 FREE = {"reassoc", "contract", "nsz", "arcp"}  # NaN and infinity stay what they are: they are looked for later
 
 
-# What may be rounded otherwise is said here: a function that does not say so is compiled with the freedoms of whoever
-# calls it first, and one that may reorder sums takes away what rounds n.
+# Numba compiles a function that names no freedoms with those of whoever calls it first: where sums may be reordered,
+# what rounds n is gone.
 @numba.njit(cache=True, nogil=True, forceinline=True, fastmath={"contract"})
 @no_type_check
 def exponential(x):
