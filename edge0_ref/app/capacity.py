@@ -70,13 +70,18 @@ def rate_of(backend: str, layout: ExpertLayout, top_k: int) -> float:
 
 
 def rates_of_backends(layout: ExpertLayout, top_k: int) -> dict[str, float | str]:
-    """Of all whose names are known; one whose library is not here says so."""
+    """Of all whose names are known; one that cannot, as its library is not here, says so. Raises BackendError."""
     rates: dict[str, float | str] = {}
     for name in known_backends():
         try:
             rates[name] = rate_of(name, layout, top_k)
         except BackendError as error:
             rates[name] = str(error)
+        except Exception as error:  # foreign code, which nobody has asked for by name
+            rates[name] = f"fails: {type(error).__name__}: {error}"
+    if all(isinstance(rate, str) for rate in rates.values()):
+        told = "; ".join(f"{name}: {why}" for name, why in rates.items()) or "none is installed"
+        raise BackendError(f"no backend computes experts here: {told}")
     return rates
 
 

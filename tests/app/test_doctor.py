@@ -241,10 +241,22 @@ def test_a_read_that_fails_while_measuring_is_told_and_the_other_modes_count(
 def test_a_backend_that_is_not_here_says_why_and_the_others_count(
     folder: Path, cache: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(capacity, "known_backends", lambda: ["abacus", "reference"])
+    def rate(backend: Any, layout: Any, top_k: int) -> float:
+        if backend.name == "numba":
+            raise ValueError("no beads")
+        return measured(backend, layout, top_k)
+
+    measured = capacity.kernel_rate
+    monkeypatch.setattr(capacity, "kernel_rate", rate)
+    monkeypatch.setattr(capacity, "known_backends", lambda: ["abacus", "numba", "reference"])
     facts = told(capsys, "doctor", folder)
-    assert "'abacus' is not known" in facts["machine"]["experts_gb_s"]["abacus"]
+    rates = facts["machine"]["experts_gb_s"]
+    assert "'abacus' is not known" in rates["abacus"]
+    assert rates["numba"] == "fails: ValueError: no beads"
     assert [model["backend"] for model in facts["models"]] == ["reference"]
+    for known in (["abacus", "numba"], list[str]()):
+        monkeypatch.setattr(capacity, "known_backends", known.copy)
+        assert "no backend computes experts here" in refusal(edge0_here(capsys, "doctor", folder))
 
 
 def test_a_named_backend_is_measured_alone(folder: Path, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -88,14 +88,15 @@ def test_loras_are_planned_as_they_were_read_and_as_kernels_take_them() -> None:
 
 @pytest.mark.spec("ENG-033")
 @pytest.mark.parametrize(("size", "smaller"), list(pairwise(CHUNKS)))
-def test_a_whole_layer_comes_before_larger_calls(size, smaller) -> None:
-    """Where it needs more than the slots, which are empty meanwhile."""
-    request = Request(context=4096, prompt_tokens=4096, slots=3)
+@pytest.mark.parametrize(("slots", "costs"), [(3, True), (None, False)])
+def test_a_whole_layer_comes_before_larger_calls(size, smaller, slots, costs) -> None:
+    """Where it needs more than the slots, which are empty meanwhile: 2K of them weigh as much as a layer here."""
+    request = Request(context=4096, prompt_tokens=4096, slots=slots)
     smallest = planned(replace(request, memory=minimum(request))).plan
     large = replace(smallest, prefill_chunk=size, prefill_executor="staged", slots=least_slots(request))
     total = PROCESS + sum(nbytes for _, nbytes in cost_rows(model().config, sizes_of(model()), large))
     bought = planned(replace(request, memory=total)).plan
-    assert (bought.prefill_executor, bought.prefill_chunk) == ("whole_layer", smaller)
+    assert (bought.prefill_executor, bought.prefill_chunk) == ("whole_layer", smaller if costs else size)
 
 
 @pytest.mark.spec("ENG-030", "DEC-058")

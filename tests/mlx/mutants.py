@@ -21,6 +21,7 @@ from edge0_mlx import (
     heads,
     kernels,
     lora,
+    memory,
     moe,
     prerouter,
     router,
@@ -262,6 +263,10 @@ def banks_that_wait_for_garbage_collection(patch: Patch) -> None:
     wrapped(patch, slots.Bank, "__init__", initialize)
 
 
+def freed_buffers_left_to_the_allocator(patch: Patch) -> None:
+    patch.setattr(memory, "TRIM", None)
+
+
 MUTANTS: dict[Callable[[Patch], None], str] = {
     ties_to_the_higher_id: "RTR-003",
     chosen_as_argpartition_leaves_them: "RTR-003",
@@ -294,6 +299,7 @@ MUTANTS: dict[Callable[[Patch], None], str] = {
     bytes_read_ahead_taken_as_checked: SLOTS,
     handed_over_in_the_middle_of_a_large_call: SLOTS,
     banks_that_wait_for_garbage_collection: SLOTS,
+    freed_buffers_left_to_the_allocator: SLOTS,
     a_slot_written_under_a_graph: SLOTS,
     what_is_only_begun_fails_in_mlx_s_own_words: SLOTS,
     a_failure_of_what_is_forgotten_told: SLOTS,

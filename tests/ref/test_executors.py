@@ -1,5 +1,7 @@
 """Four executors, one result: whatever is hinted at, however many slots and threads, to the last bit."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -94,8 +96,12 @@ def test_an_executor_without_slots_is_refused(kind: ExecutorKind) -> None:
 
 
 @pytest.mark.spec("DEC-058")
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="this system tells only the highest size so far")
 def test_memory_of_slots_is_the_systems_again() -> None:
-    """Also the second time, and when small allocations came in between: what an allocator makes of that is its own."""
+    """Also the second time, and when small allocations came in between: what an allocator makes of that is its own.
+
+    Those small ones, which are kept, come to 2 % of the slots; an allocator that keeps slots keeps most of them.
+    """
     layout, kept, before = ExpertLayout(1024, 512, 4, 64, "bfloat16"), list[np.ndarray](), resident_bytes()
     for _ in range(3):
         banks = [empty_bank(layout, slots=8) for _ in range(16)]
